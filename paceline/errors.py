@@ -3,9 +3,9 @@
 All exceptions derive from `PacelineError`; `ConfigError` is also a `ValueError`.
 
 Every message states what happened, followed by the fix. Messages about a wrong value have the form
-"NAME: got ...; expected ...". NUL characters enclose each setting that can also be a command-line
-option: "Pass \\0max_batch=1\\0." NUL is a safe marker, because command-line words, file names and
-the output of `repr` cannot contain NUL.
+"NAME: got ...; expected ...". NUL characters surround each setting that can also be a command-line
+option, as in "Pass \\0max_batch=1\\0". NUL is a safe marker, because command-line arguments, file
+names and the output of `repr` cannot contain NUL.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class PacelineError(Exception):
     """Base class of all errors that paceline raises.
 
     Attributes:
-        parts: Message, split into text and settings. Every second entry is a setting, such as
-            "max_batch", "max_batch=1" or "LLM: max_batch".
+        parts: Message, split at the settings that it mentions. Every second entry is a setting,
+            such as "max_batch", "max_batch=1" or "LLM: max_batch"; the others are text.
     """
 
     def __init__(self, message: str = "") -> None:
@@ -36,7 +36,7 @@ class BusyError(ConfigError):
 
 
 class UnsupportedModelError(PacelineError):
-    """Raised for a model that cannot run, or for which drafts would change answers."""
+    """Raised if a model cannot run, or if drafts would change its answers."""
 
 
 class CapacityError(PacelineError):

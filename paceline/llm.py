@@ -68,10 +68,10 @@ class LLM(ChatFacade):
             makes the same calls. Default: False.
         batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
             batch, with or without drafts, for every data type. With "auto" (default), the logits
-            are batch-invariant if a check at load time shows a cost below 5 %. False turns batch
+            are batch-invariant if a check at load time finds a slowdown below 5 %. False turns batch
             invariance off.
-        fixed_shapes: Whether decode steps use a few fixed tensor shapes, which CUDA runs as
-            captured graphs. "auto" (default) uses fixed shapes on CUDA only.
+        fixed_shapes: Whether decode steps use only a few tensor shapes, so that CUDA can run the
+            steps as captured graphs. "auto" (default) uses fixed shapes on CUDA only.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when the cache is
             full. On a GPU, the engine allocates all of this memory at once. Default: the cache
             grows as needed, up to most of the available memory.
@@ -81,8 +81,8 @@ class LLM(ChatFacade):
             requests.
         on_drafter_error: What happens to a drafter's requests if the drafter fails. "raise"
             (default) ends the requests; "plain" continues the requests without drafts.
-        cost_curve: Seconds per forward pass for each number of rows, used by the draft budget
-            instead of measured times. Default: measured times.
+        cost_curve: Seconds per forward pass for each number of rows (tokens). The draft budget
+            uses this curve instead of measured times. Default: measured times.
         draft_budget: Limits on verified draft nodes. Default: `DraftBudgetSettings()`.
         unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache. If False,
             paceline computes directly with the packed weights in the file, in bfloat16 on a CPU.
@@ -254,7 +254,7 @@ class LLM(ChatFacade):
 def _prepare(
     drafter: str | Drafter, draft_model: object, lookahead_parallel: object, device: str
 ) -> tuple[Ranks | None, str | Drafter, str]:
-    """Check the drafter and the ranks before the slow loading of the model.
+    """Check the drafter and the ranks before loading the model, which is slow.
 
     Returns:
         The ranks, the drafter (or its spec if it needs the draft model), and the device.

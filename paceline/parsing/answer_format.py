@@ -113,7 +113,7 @@ class AnswerFormat:
         return variable in self._template
 
     def _reasoning_after(self, prompt: str) -> ReasoningState:
-        """Determine if an answer can contain reasoning, and whether the prompt opens it."""
+        """Describe the reasoning that may precede the answer to a prompt."""
         if self.markers is None or prompt.rstrip().endswith(self.markers.close):
             return ReasoningState()
         return ReasoningState(self.markers, self.markers.is_open(prompt))

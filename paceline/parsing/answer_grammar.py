@@ -115,7 +115,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema's llguidance options; white space defaults to `WHITESPACE`."""
+    """Return a schema's llguidance options, with `WHITESPACE` as the default pattern."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,

@@ -39,13 +39,13 @@ def mistral_list_call(name: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def mistral_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a Mistral call: name, [ARGS], JSON arguments."""
+    """Return the grammar expression for a Mistral call: [TOOL_CALLS]NAME[ARGS]JSON."""
     before = rules.literal(mistral.OPEN + name + mistral.ARGUMENTS)
     return f"{before} {rules.json(schema)}"
 
 
 def harmony_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a call: a gpt-oss message to a function."""
+    """Return the grammar expression for a gpt-oss message that calls a function."""
     before = rules.literal(
         f"{harmony.CHANNEL}commentary to=functions.{name} {harmony.CONSTRAIN}json{harmony.MESSAGE}"
     )
@@ -53,7 +53,7 @@ def harmony_call(name: str, schema: Schema, rules: RuleWriter) -> str:
 
 
 def deepseek_v3_call(name: str, schema: Schema, rules: RuleWriter) -> str:
-    """Return the grammar expression for a name and a code block with the arguments."""
+    """Return the grammar expression for a call with its arguments in a code block."""
     before = rules.literal(f"{deepseek.CALL_BEGIN}function{deepseek.SEPARATOR}{name}\n```json\n")
     return f"{before} {rules.json(schema)} {rules.literal(chr(10) + '```' + deepseek.CALL_END)}"
 
@@ -131,7 +131,10 @@ def _plain_text(where: str, schema: Schema, end: str, rules: RuleWriter) -> str:
 
 
 def _properties(where: str, schema: Schema) -> list[tuple[str, Schema, bool]]:
-    """Return (name, schema, is required) per property, required properties first."""
+    """Return each property's name and schema, and whether the property is required.
+
+    Required properties come first.
+    """
     properties, required = schema.get("properties", {}), schema.get("required", ())
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     if set(required) - properties.keys():

@@ -67,7 +67,7 @@ def _lists_all(schema: Mapping[str, Any]) -> bool:
 
 
 def _have_tags(branches: Any) -> bool:
-    """Return whether a required property has a distinct constant in each branch."""
+    """Return whether a required property has a different constant in each branch."""
     if not isinstance(branches, Sequence) or not all(isinstance(b, Mapping) for b in branches):
         return False
     tags = [

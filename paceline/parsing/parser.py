@@ -37,8 +37,8 @@ class FormatParser:
 
     Args:
         read: Generator function that parses the format of the model's answers.
-        schemas: Argument schemas by tool name. Formats without types or quotes need them to
-            recognise strings.
+        schemas: Argument schemas by tool name. In formats without types or quotes, the schemas
+            determine which arguments are strings.
     """
 
     def __init__(self, read: ReadAnswer, schemas: Schemas) -> None:

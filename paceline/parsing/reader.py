@@ -44,7 +44,7 @@ class AnswerReader:
         """Parse more tokens, and return the events that later tokens cannot change.
 
         Args:
-            pieces: Next tokens of the answer that have text, in order.
+            pieces: Next tokens of the answer, in order; tokens without text may be omitted.
             last: Whether the answer ends with these tokens.
         """
         events: list[AnswerEvent] = []

@@ -74,5 +74,5 @@ class RuleWriter:
         return name
 
     def grammar(self, start: str) -> str:
-        """Return the grammar as text; its answers match the expression `start`."""
+        """Return the text of a grammar for answers that match the expression `start`."""
         return "\n".join([f"start: {start}", *self._rules])

@@ -38,8 +38,8 @@ class ToolFormat:
         between: Text between two calls.
         last: Text after the last call.
         max_calls: Maximum number of calls in an answer; None means no limit.
-        markers: Texts that `read` needs, even if they are special tokens. Other special tokens are
-            hidden from `read`, except reasoning markers.
+        markers: Texts that reach `read` even if they are special tokens. Apart from reasoning
+            markers, all other special tokens are hidden from `read`.
         prefix: Text that precedes an answer without calls.
         opening: Text that marks the start of the first call after other text; "" if an answer
             contains either text or calls, but not both.

@@ -1,4 +1,4 @@
-"""Define the endpoints that report the served models, the health and the metrics."""
+"""Define the endpoints for models, health and metrics."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Body of every error response, that is, every status of 400 or more."""
+    """Body of every error response (status 400 or above)."""
 
     error: ErrorDetail
 
@@ -173,7 +173,7 @@ def _refusal(errors: Any) -> ApiError:
     """Convert pydantic's errors to one error about the first invalid field.
 
     The message states which values the field accepts. If the field has a union type, the message
-    refers to the alternative that accepts most of the value.
+    refers to the alternative that comes closest to accepting the value.
 
     Args:
         errors: List of errors from `RequestValidationError.errors()`.

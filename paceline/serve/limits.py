@@ -99,7 +99,10 @@ class AdmissionLimit:
         self._ended.append(time.monotonic())
 
     def seconds_until(self, count: int) -> int:
-        """Estimate the seconds until `count` more answers finish, from recent ones."""
+        """Estimate when `count` more answers will have finished, in seconds from now.
+
+        The estimate is based on the finish times of recent answers.
+        """
         if len(self._ended) < 2:
             return 1
         seconds_per_answer = (time.monotonic() - self._ended[0]) / (len(self._ended) - 1)

@@ -22,7 +22,7 @@ class Scored(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The chosen token at one position of an answer, and the top-k tokens there."""
+    """The chosen token at one position of an answer, and the position's top-k tokens."""
 
     chosen: Scored
     top: list[Scored]

@@ -52,7 +52,10 @@ class ApiKeyMiddleware:
         await refusal.response()(scope, receive, send)
 
     def _has_valid_key(self, headers: Headers) -> bool:
-        """Return whether a request sends a valid key or needs none, in constant time."""
+        """Return whether a request sends a valid key or needs no key.
+
+        The comparison takes the same time for every key, so its duration reveals no key.
+        """
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]

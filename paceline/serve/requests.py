@@ -53,7 +53,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Required format of an answer: text, a JSON object, or JSON for a schema."""
+    """Required format of an answer: text, a JSON object, or JSON that fits a schema."""
 
     model_config = _STRICT
     type: Literal["text", "json_object", "json_schema"]
@@ -61,7 +61,7 @@ class ResponseFormat(BaseModel):
 
 
 class GenerationRequest(BaseModel):
-    """Request fields of both completions and chats; null means the default."""
+    """Fields that completion and chat requests share; null selects the default."""
 
     model_config = _STRICT
     model: str | None = None

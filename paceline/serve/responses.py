@@ -50,7 +50,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class TopLogprob(BaseModel):
-    """A token from the top k at a position of the answer."""
+    """A token among the top-k tokens at a position of the answer."""
 
     token: str
     logprob: float
@@ -175,7 +175,7 @@ class ChatChunk(_AnswerBase):
 
 
 class Model(BaseModel):
-    """A served model; `max_model_len` limits prompt plus answer, in tokens."""
+    """A served model; `max_model_len` limits prompt and answer together, in tokens."""
 
     id: str
     object: Literal["model"] = "model"

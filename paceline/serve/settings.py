@@ -97,7 +97,7 @@ class RetrySettings:
     """Settings for the Retry-After header, which a busy server sends to clients.
 
     Attributes:
-        num_recent: Number of recently finished answers from which the server estimates the time.
+        num_recent: Number of recent answers from which the server estimates the waiting time.
         max_seconds: Maximum value of the header, in seconds.
     """
 
@@ -110,8 +110,8 @@ class ConnectionSettings:
     """Time limits for client connections.
 
     Attributes:
-        read_seconds: Time in seconds, after the request's time limit, in which a client can read
-            the rest of a stream.
+        read_seconds: Additional time for reading the rest of a stream after the request's time
+            limit, in seconds.
         close_seconds: Time in seconds that idle connections have to close at shutdown.
     """
 
@@ -143,7 +143,7 @@ class Settings:
         reasoning_parser: Markers around the model's reasoning: think, harmony, gemma4, mistral or
             seed_oss; 'auto' detects them from the chat template; 'none' leaves reasoning in the
             text.
-        max_stored_responses: Maximum number of answers of /v1/responses that later requests may
+        max_stored_responses: Maximum number of answers from /v1/responses that later requests may
             continue; at least 0. The server drops the oldest answers first.
         ignore_generation_config: Ignore the sampling defaults in the model's
             generation_config.json. Without these defaults, a request that omits temperature, top_k,

@@ -1,6 +1,7 @@
-"""Convert the drafter that a request selects, and check that clients may use it.
+"""Convert the drafter named in a request to a drafter spec.
 
-Drafter options must not let clients open files or import modules on the server.
+The conversion rejects drafters and options with which a client could open files or import modules
+on the server.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 
 
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
-    """Return the text that each token would have in the middle of a text.
+    """Return the text of each token, including any space at the token's start.
 
     A token that ends inside a multi-byte character appears as in the vocabulary.
     """

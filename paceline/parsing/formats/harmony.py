@@ -19,8 +19,8 @@ _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
 def read_harmony(source: TextSource, writer: EventWriter, schemas: Schemas) -> Waiting:
     """Report an answer to `writer`, message by message.
 
-    Messages with a recipient are tool calls, other analysis messages are reasoning, and all others
-    are text.
+    Messages with a recipient are tool calls. Other messages are reasoning if they are in the
+    analysis channel, and text otherwise.
     """
     while (yield from source.peek()):
         header, marker = yield from source.read_until([MESSAGE])

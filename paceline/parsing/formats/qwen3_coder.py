@@ -1,4 +1,4 @@
-"""Parse Qwen3-Coder's tool calls: tags around the function and each parameter."""
+"""Parse Qwen3-Coder's tool calls, which enclose each parameter in tags."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class MessageFormatter(PartWriter):
         }
 
     def _end(self, completion: Completion) -> None:
-        """Set the stop reason of the message and, if one ended it, the stop sequence."""
+        """Set the message's stop reason, and the stop sequence that ended it, if any."""
         self._reason = _REASONS[self._plan.finish_reason(0, completion.finish_reason)]
         if completion.finish_reason != "stop" or not self._stop_sequences:
             return

@@ -72,10 +72,10 @@ def _system(system: str | list[Any]) -> Message:
 
 
 def _text(blocks: Any, where: str) -> str:
-    """Return the text of content, which is either a string or a list of text blocks.
+    """Return the text in a string or in a list of text blocks.
 
     Args:
-        blocks: Content of a tool result or of the field `system`.
+        blocks: String or list: the content of a tool result, or the field `system`.
         where: Name of the content in error messages.
     Raises:
         ConfigError: `blocks` contains anything but text.

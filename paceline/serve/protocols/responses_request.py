@@ -133,7 +133,7 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 
 
 def _add_call(messages: list[Message], item: Mapping[str, Any]) -> None:
-    """Add a tool call to the assistant's message, which collects the calls of a turn."""
+    """Add a tool call to the assistant message that contains the calls of the turn."""
     function = {"name": item.get("name"), "arguments": item.get("arguments")}
     call = {"id": item.get("call_id"), "type": "function", "function": function}
     if not messages or messages[-1]["role"] != "assistant":
