@@ -68,8 +68,8 @@ class LLM(ChatFacade):
             makes the same calls. Default: False.
         batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
             batch, with or without drafts, for every data type. With "auto" (default), the logits
-            are batch-invariant if a check at load time finds a slowdown below 5 %. False turns batch
-            invariance off.
+            are batch-invariant if a check at load time finds a slowdown below 5 %. False turns
+            batch invariance off.
         fixed_shapes: Whether decode steps use only a few tensor shapes, so that CUDA can run the
             steps as captured graphs. "auto" (default) uses fixed shapes on CUDA only.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when the cache is

@@ -16,9 +16,9 @@ class TemplateParser:
     """Parses an answer with a tokenizer's `response_template`.
 
     The parser reports a tool call only when the call is complete, because transformers parses the
-    arguments at the end of the call. If a call cannot be parsed, the parser reports its text and all later text
-    as content. The parser reads the answer one character at a time, so the result does not depend
-    on how the text is split into chunks.
+    arguments at the end of the call. If a call cannot be parsed, the parser reports its text and
+    all later text as content. The parser reads the answer one character at a time, so the result
+    does not depend on how the text is split into chunks.
 
     Args:
         template: The tokenizer's response template.

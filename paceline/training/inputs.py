@@ -42,12 +42,12 @@ def read_texts(
 
 
 def hold_out(command: str, answers: Sequence[T], every: int) -> tuple[list[T], list[T]]:
-    """Hold out one in `every` answers; the others are for training.
+    """Split answers into answers for training and held-out answers.
 
     Args:
         command: Name of the calling command, for error messages.
         answers: Answers to split.
-        every: Interval at which answers are held out; at least 2.
+        every: One in `every` answers is held out, starting with the first; at least 2.
     Returns:
         The answers for training, and the held-out answers.
     Raises:

@@ -117,7 +117,7 @@ class Trainer(ABC):
         return ""
 
     def save_state(self) -> None:  # noqa: B027  (optional)
-        """Store a checkpoint after Ctrl-C; subclasses that can resume override this."""
+        """Store a checkpoint after Ctrl-C, if the subclass supports checkpoints."""
 
     @property
     def share(self) -> float:

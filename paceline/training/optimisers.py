@@ -86,7 +86,7 @@ def model_optimisers(
     """Return Muon for the matrices of a model, and AdamW for its embedding and norms.
 
     Args:
-        model: Model to train. Neither optimiser receives weights that require no gradient.
+        model: Model to train. Weights that require no gradient are excluded.
         lr: Peak learning rate for matrices and norms.
         embedding_lr: Peak learning rate for the embedding.
     """

@@ -1,4 +1,4 @@
-"""Define chunks of training text, with the target's distributions if recorded."""
+"""Define chunks of training text, and the target distributions recorded for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_own_answers(
 
     Args:
         path: File to read.
-        fingerprint: Fingerprint of the target (`model_identity`).
+        fingerprint: Fingerprint of the target, from `model_identity`.
     Raises:
         ConfigError: The file cannot be read, or contains answers of a different model.
     """
@@ -73,7 +73,7 @@ def recorded_chunks(paths: Iterable[str | Path], fingerprint: str) -> list[TextC
 
     Args:
         paths: Files to read.
-        fingerprint: Fingerprint of the target (`model_identity`).
+        fingerprint: Fingerprint of the target, from `model_identity`.
     Raises:
         ConfigError: A file cannot be read, or contains answers of a different model.
     """
@@ -107,7 +107,10 @@ def text_chunks(inputs: Iterable[str], tokenizer: Any, context: int) -> list[Tex
 
 
 def shortened(chunk: TextChunk, context: int) -> TextChunk:
-    """Shorten a chunk to `context` tokens, from the prompt's start, then from the end."""
+    """Shorten a chunk to at most `context` tokens.
+
+    Tokens are removed first from the start of the prompt, then from the end of the chunk.
+    """
     cut = min(max(0, len(chunk) - context), chunk.first - 1)
     ids, first = chunk.token_ids[cut : cut + context], chunk.first - cut
     count = len(ids) - first
@@ -116,7 +119,11 @@ def shortened(chunk: TextChunk, context: int) -> TextChunk:
 
 
 def token_counts(chunks: Iterable[TextChunk], vocab_size: int) -> NDArray[np.int64]:
-    """Count how often each token is a prediction target, [vocabulary]."""
+    """Count how often each token is a prediction target.
+
+    Returns:
+        Counts, [vocabulary].
+    """
     counts = np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks:
         np.add.at(counts, chunk.token_ids[chunk.first :], 1)

@@ -1,8 +1,9 @@
 """Store generated folders in the user's cache.
 
-The cache is $PACELINE_CACHE, $XDG_CACHE_HOME/paceline or ~/.cache/paceline, in this order. Each
-folder is named KIND-vFORMAT/KEY. KEY is a checksum of the folder's source: a file, or the facts on
-which a measurement depends. `paceline cache` lists and clears the folders.
+The cache folder is $PACELINE_CACHE. If this variable is not set, the cache folder is
+$XDG_CACHE_HOME/paceline, or ~/.cache/paceline if neither variable is set. Each generated folder is
+named KIND-vFORMAT/KEY. KEY is a checksum of the folder's source: a file, or the facts on which a
+measurement depends. `paceline cache` lists and clears the folders.
 
 While a process creates a folder, the folder is named KEY.part and the process holds the lock
 KEY.lock. A folder named KEY is therefore always complete, and only one process at a time creates

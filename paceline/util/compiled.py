@@ -11,9 +11,9 @@ from this class:
     MATCH = record_dtype(Match)
     matches = np.empty(capacity, dtype=MATCH)
 
-Compiled code reads and writes `matches[i].position`. A record is a pointer there, so accessing a
-field is as fast as accessing an element of a matrix. Python code reads the positions of all records
-as `matches["position"]`. For mypy, annotate the array as `Records[Match]`.
+Compiled code reads and writes `matches[i].position`. In compiled code, a record is a pointer, so
+accessing a field is as fast as accessing an element of a matrix. Python code reads the positions of
+all records as `matches["position"]`. For mypy, annotate the array as `Records[Match]`.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def compiled(function: F) -> F:
     """Compile a function on its first call, and store the code on disk.
 
     The compiled code runs without the interpreter lock. Stored code becomes outdated when the
-    function's module changes, or another module whose functions, records or constants the function
-    uses.
+    function's module changes, or when a module changes from which the function uses functions,
+    records or constants.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
@@ -94,7 +94,7 @@ class _Subroutine(CPUDispatcher):  # type: ignore[misc]
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles a function once per set of argument types, whatever constants it gets."""
+    """Compiles a function once per set of argument types, not once per constant."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Resolve a call from compiled code, treating constants as ordinary arguments."""
@@ -111,8 +111,8 @@ def kernel(function: F) -> F:
 
     Numba counts references atomically at every call and for every view of an array. In a short
     function, the counting takes longer than the actual work. A function without reference counting
-    must not allocate arrays, and its callers must keep the arrays alive. Callers that `compiled`
-    has compiled do so.
+    must not allocate arrays, and its callers must keep the arrays alive. Functions
+    that are compiled with `compiled` keep their arrays alive.
     """
     return _without_counting(_InnerKernel, function, _INNER)
 

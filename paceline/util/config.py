@@ -70,7 +70,7 @@ def cut_outside_quotes(text: str, separator: str) -> list[str]:
 
 
 def in_quotes(value: str) -> str:
-    """Write a value for a drafter spec, in quotes if necessary.
+    """Return a value as written in a drafter spec, in quotes if necessary.
 
     Args:
         value: Text without double quotes.

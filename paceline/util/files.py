@@ -144,9 +144,9 @@ def _is_stream(path: Path) -> bool:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the file descriptor of the standard stream that a path names, or None.
+    """Return the descriptor of the standard stream at a path; None for other files.
 
-    If a standard stream is redirected to a file, the file's path names that stream.
+    If a standard stream is redirected to a file, the path of that file also counts as the stream.
     """
     if str(path) in _DESCRIPTORS:
         return _DESCRIPTORS[str(path)]

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 def collection_paused() -> Iterator[None]:
     """Pause the garbage collector inside the `with` block.
 
-    Use the block around the imports of torch and transformers. The collector would otherwise
-    examine imported modules, classes and functions many times, although they are never garbage.
-    This would take more than a quarter of the import time.
+    The imports of torch and transformers belong in such a block. Otherwise, the collector examines
+    the imported modules, classes and functions many times, although they are never garbage. The
+    examination takes more than a quarter of the import time.
     """
     was_enabled = gc.isenabled()
     gc.disable()

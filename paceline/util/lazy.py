@@ -1,4 +1,4 @@
-"""Import the modules of a package only when their names are first used."""
+"""Import a module of a package only when a name from the module is first used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def lazy_attributes(package: str, modules: Mapping[str, Collection[str]]) -> Cal
 
     Args:
         package: Name of the package, for error messages.
-        modules: By each module's full name, the names that the module defines.
+        modules: Names that each module defines, keyed by the module's full name.
     """
 
     def find(name: str) -> Any:

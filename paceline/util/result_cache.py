@@ -81,7 +81,7 @@ def load_or_measure(
 
     Args:
         key: Key of the measurement.
-        measure: Function that measures, and returns a dataclass with JSON values.
+        measure: Function that performs the measurement, and returns a dataclass with JSON values.
         read: Function that rebuilds the dataclass from a dictionary of its attributes.
     """
     measured = load_or_compute(key, measure, read)

@@ -41,7 +41,7 @@ class Conditions:
 
     @property
     def calmer_now(self) -> bool:
-        """Return whether the load has fallen since the measurement, or is unknown."""
+        """Return whether the load is unknown or has fallen since the measurement."""
         now = load_average()
         return now is None or self.load is None or now <= self.load - TIMING.load_drop
 
@@ -67,7 +67,7 @@ class Conditions:
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Return a clock, in seconds, that suits timing a model's calls in this thread.
+    """Return a clock, in seconds, for timing a model's calls in this thread.
 
     If torch uses a single CPU thread, the clock measures the thread's processor time. Processor
     time does not advance while another program uses the processor, so other programs barely affect
@@ -86,10 +86,10 @@ class Stopwatch:
 
     Args:
         device: Device of the model.
-        shared: Whether other programs also use the processor. If so, the stopwatch times work in
-            several threads by the mean processor time per thread. The mean is exact if all threads
-            are always busy. If some threads are idle, the mean is still comparable between runs,
-            unlike wall-clock time.
+        shared: Whether other programs also use the processor. If so, and if torch uses
+            several threads, the stopwatch measures the mean processor time per thread. The mean is
+            exact if all threads are always busy. If some threads are idle, the mean is still
+            comparable between runs, unlike wall-clock time.
     """
 
     def __init__(self, device: torch.device, shared: bool = False) -> None:

@@ -42,7 +42,7 @@ def follow_forks(owner: Inherited) -> None:
 
 
 class Threads:
-    """A thread pool that starts on first use, also in a forked child process.
+    """A thread pool that starts on first use, separately in each forked child.
 
     Args:
         count: Maximum number of threads.

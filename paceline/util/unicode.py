@@ -8,7 +8,8 @@ from paceline.errors import ConfigError
 def is_text(text: object) -> bool:
     """Return whether an object is a string that UTF-8 can encode.
 
-    UTF-8 cannot encode lone surrogates, which Python uses to represent invalid bytes, for example.
+    UTF-8 cannot encode lone surrogates. Python uses them, for example, for invalid bytes in a file
+    name.
     """
     if not isinstance(text, str):
         return False

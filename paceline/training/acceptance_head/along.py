@@ -46,7 +46,7 @@ def chains_along(
     length: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft all tokens of the answers but the first, once per chain position.
+    """Draft every token of the answers except the first, once per chain position.
 
     At chain position k, the draft model treats the k - 1 tokens before the drafted token as
     accepted draft tokens. The function labels each drafted token with its acceptance probability.
@@ -84,7 +84,7 @@ def draft_along(
     length: int,
     label: Labeller,
 ) -> list[Tensor]:
-    """Draft all tokens of an answer but the first, once per chain position.
+    """Draft every token of an answer except the first, once per chain position.
 
     At chain position k, the draft model treats the k - 1 tokens before the drafted token as
     accepted draft tokens.
@@ -129,9 +129,10 @@ def draft_along(
 
 
 def _drafting_rows(rows: Rows) -> Tensor:
-    """For each row that ends in a draft token, return the row that predicts the token.
+    """Return the indices of the rows that predict draft tokens.
 
-    The result contains row indices, in the order of the rows that end in draft tokens.
+    The result contains one index for each row that ends in a draft token, in the order of these
+    rows: the index of the row that predicts the draft token.
     """
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}

@@ -84,7 +84,10 @@ def find_answers(
 def _encoded_prompts(
     config: RecordConfig, llm: LLM, draft: PreTrainedModel
 ) -> list[RecordingPrompt]:
-    """Encode the selected prompts, shorten prompts that are too long, sort by length."""
+    """Encode the selected prompts, shorten those that are too long, and sort them.
+
+    The result is in ascending order of length.
+    """
     selection, skip_every = config.selection, config.skip_every
     selected = []
     for path in selection.prompts or (demo.PROMPTS,):
@@ -103,7 +106,7 @@ def _encoded_prompts(
 def _recorded(
     config: RecordConfig, path: Path, target: PreTrainedModel, draft: PreTrainedModel
 ) -> TargetAnswers:
-    """Read prompts from a file, with the answers that the target has generated."""
+    """Read prompts and the target's answers from a file."""
     settings, answers = read_own_answers(path, model_identity(target)[0])
     selection, skip_every = config.selection, config.skip_every
     if selection.prompts:
@@ -133,14 +136,16 @@ def _recorded(
 
 
 def _sampling_of(config: RecordConfig, path: Path, settings: dict[str, Any]) -> SamplingParams:
-    """Return the sampling parameters of recorded answers, and check the options.
+    """Return the sampling parameters of recorded answers.
+
+    The function checks that they match the sampling options in `config`.
 
     Args:
-        config: Settings of the recording; its sampling options must match the file or be omitted.
+        config: Settings of the recording. A sampling option with its default value is not checked.
         path: File with the answers.
         settings: Settings in the file.
     Raises:
-        ConfigError: A sampling option differs from the file.
+        ConfigError: A sampling option differs from the value in the file.
     """
     sampling = SamplingParams(**settings["sampling"])
     for name, value in flat(config.sampling).items():

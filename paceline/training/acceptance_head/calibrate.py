@@ -1,4 +1,7 @@
-"""Measure what each stopping threshold costs in decoding, for `threshold=auto`."""
+"""Measure the decoding cost of each stopping threshold.
+
+With `threshold=auto`, the drafter chooses a threshold from these costs.
+"""
 
 from __future__ import annotations
 

@@ -59,7 +59,10 @@ def raw_logits(
 
 
 def scalar_columns(recording: Recording, card: HeadCard) -> Tensor:
-    """Return the scalars that a head's last layer reads, [n, 3], or [n, 0] if none."""
+    """Return the scalars that a head's last layer reads.
+
+    The shape is [n, 3], or [n, 0] if the last layer reads no scalars.
+    """
     if len(card.inputs) == 1:
         return recording.labels.new_empty(len(recording), 0)
     return torch.stack(scalars_of(recording.log_probs, recording.entropies), -1)

@@ -26,8 +26,8 @@ class AnsweredPrompts(NamedTuple):
     """Prompts with the target's answers.
 
     Attributes:
-        prompts: Token ids of each prompt, at least one token.
-        answers: Token ids of each answer, at least one token.
+        prompts: Token ids of each prompt; at least one token per prompt.
+        answers: Token ids of each answer; at least one token per answer.
         params: Sampling parameters for both models.
     """
 
@@ -57,10 +57,11 @@ def teacher_force(
     mixtures: int,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Draft a token at each position of the answers, and read mixed sequences.
+    """Draft a token at each position of the answers, and build mixed sequences.
 
     A mixed sequence is an answer in which draft tokens replace some of the target's tokens. The
-    result covers the replaced positions of all mixed sequences.
+    draft model reads each mixed sequence. The result covers the replaced positions of all mixed
+    sequences.
 
     Args:
         target: Target model.

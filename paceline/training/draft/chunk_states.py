@@ -47,8 +47,9 @@ def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
     """Return n tokens of the chunks, with the target states before and after them.
 
     Returns:
-        Token ids [n], the flattened target states from which the tokens were chosen, and the LM
-        head's inputs after the tokens [n, hidden].
+        Three tensors. The first contains the token ids, [n]. The second contains the target states
+        from which the tokens were chosen, flattened to [n, (1 + layers) * hidden]. The third
+        contains the LM head's inputs after the tokens, [n, hidden].
     """
     tokens, before, after = [], [], []
     count = 0
@@ -64,7 +65,14 @@ def state_pairs(chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def least_squares(inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Fit a linear map [b, a] from inputs [n, a] to outputs [n, b], with a ridge."""
+    """Fit a linear map by ridge regression.
+
+    Args:
+        inputs: Inputs, [n, a].
+        outputs: Outputs, [n, b].
+    Returns:
+        The linear map, [b, a].
+    """
     square = inputs.T @ inputs
     square.diagonal().add_(settings.LEAST_SQUARES_RIDGE)
     solution: Tensor = torch.linalg.solve(square, inputs.T @ outputs)

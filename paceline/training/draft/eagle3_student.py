@@ -47,7 +47,7 @@ from paceline.training.text_chunks import TextChunk, token_counts
 
 
 class Eagle3Student:
-    """An EAGLE-3 head in training.
+    """An EAGLE-3 head that is being trained.
 
     Args:
         target: Target model, whose hidden states the head reads.
@@ -156,7 +156,7 @@ class Eagle3Student:
         return torch.cat(outputs, dim=1)
 
     def _start_linear(self, chunks: Sequence[TextChunk]) -> None:
-        """Choose the scale of the states, and fit `fc` to predict the next state."""
+        """Choose the scale of the states; fit the layer `fc` to predict the next state."""
         _, before, following = (tensor.to(self._device) for tensor in state_pairs(chunks))
         hidden = following.shape[1]
         read = before[:, hidden:]

@@ -159,8 +159,8 @@ def agreement_by_position(
         rows: Rows of the forward pass, from `Rows.for_evaluation`.
         chunk: Answer with its prompt.
         length: Number of draft tokens per chain.
-        guess: Function that returns the draft model's most likely token after each of the rows with
-            the given indices, [n].
+        guess: Function that receives the indices of n rows, and returns the draft model's most
+            likely token after each of these rows, [n].
     Returns:
         An array [chain positions, tokens]: 1 if the draft token equals the answer token, otherwise
         0.
@@ -230,7 +230,7 @@ def _agreements_of(
 
 
 def forward_seconds(model: CachedLM, token_ids: list[int], width: int) -> float:
-    """Return the median time of a forward pass over one token and a draft chain.
+    """Return the median seconds per forward pass over one token and a draft chain.
 
     Args:
         model: Model to time.

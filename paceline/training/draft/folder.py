@@ -211,7 +211,9 @@ def save_draft(model: PreTrainedModel, token_ids: Sequence[int], folder: Path) -
 
 
 def _replace_files(save: Callable[[Path], None], folder: Path) -> None:
-    """Write a model to a temporary folder, then move its files, the weights last.
+    """Write a model to a temporary folder, then move its files to the final folder.
+
+    The weights are moved last.
 
     Args:
         save: Function that writes the model to an existing folder.

@@ -27,7 +27,7 @@ from paceline.training.text_chunks import TextChunk
 
 
 class IndependentStudent:
-    """An independent draft model in training.
+    """An independent draft model that is being trained.
 
     Args:
         target: Target model.

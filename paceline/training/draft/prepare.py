@@ -103,7 +103,7 @@ def prepare(
     Args:
         target: Target model: directory, hub id or built-in name.
         recordings: Files written by `paceline record`, with the target's answers.
-        inputs: Text files, as in `paceline.datastore.inputs`.
+        inputs: Text files, in a format that `paceline.datastore.inputs` reads.
         out: Folder for the draft model.
         config: Settings of the training.
     Raises:

@@ -1,15 +1,15 @@
 """Arrange the rows of a forward pass that trains or evaluates an EAGLE model.
 
-A row of the forward pass corresponds to a position in the text and a number of guesses. The guesses
-are the last tokens up to the position; the row treats them as draft tokens. For example, at
-position 5:
+Each row of the forward pass stands for one position of a text and a number of guesses. With n
+guesses, the row treats the last n tokens, up to and including its position, as draft tokens. For
+example, at position 5:
 
     no guesses      the target has chosen tokens 0 to 5
     two guesses     the target has chosen tokens 0 to 3, and tokens 4 and 5 are draft tokens
 
-In a row without guesses, the model also reads the target states from which the row's token was
-chosen. A row with guesses attends to what a draft model attends to in decoding: tokens with target
-states, followed by draft tokens without target states.
+A row without guesses contains no draft tokens, so the model also reads the target states from
+which the row's token was chosen. A row with guesses attends to what a draft model attends to in
+decoding: tokens with target states, followed by draft tokens without target states.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Rows(NamedTuple):
 
     Attributes:
         positions: Position of each row in the text, [rows].
-        guessed: Number of guesses of each row: how many of the last tokens, up to and including the
-            row's position, are draft tokens, [rows].
+        guessed: Number of guesses of each row, [rows]. So many of the last tokens, up to and
+            including the row's position, are draft tokens.
         mask: Entry [i, j] is True if row i attends to row j, bool [rows, rows].
     """
 

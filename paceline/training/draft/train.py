@@ -41,11 +41,11 @@ ANSWERS, TEXTS = "answers", "texts"
 
 
 class Student(Protocol):
-    """Interface of all kinds of draft models in training."""
+    """Interface that all kinds of draft models share during training."""
 
     @property
     def model(self) -> nn.Module:
-        """Return the draft model, in float32, whose weights are trained."""
+        """Return the draft model that is being trained, with float32 weights."""
 
     def loss(self, chunks: Sequence[TextChunk], step: int) -> Tensor:
         """Return the loss on a batch, in nats.

@@ -96,7 +96,7 @@ def prepare(
         recordings: Files written by `paceline record`, with the target's answers.
         inputs: Text files, in a format that `paceline.datastore.inputs` reads.
         config: Settings of the training.
-        models: Model options, of which the dtype and the device are used.
+        models: Model options; only the dtype and the device are used.
         progress: Whether to show a progress bar.
     Raises:
         ConfigError: A file cannot be read or belongs to a different target, or the target's

@@ -47,7 +47,7 @@ class DraftHeadReport:
     among: tuple[float, ...]
 
     def __str__(self) -> str:
-        """Describe the accuracy in a few words, for a progress line."""
+        """Return a short description of the accuracy for a progress line."""
         shares = [
             f"{first:.1%} / {among:.1%}"
             for first, among in zip(self.first, self.among, strict=True)
