@@ -1,7 +1,7 @@
 """Register an attention function for batches of fixed shape with transformers.
 
-On CUDA with Triton, a kernel reads lengths and trees from device memory. Otherwise, SDPA gets a
-mask that is computed once per forward pass.
+On CUDA with Triton, a kernel reads text lengths and draft trees from device memory. Otherwise, SDPA
+uses a mask that is computed once per forward pass.
 """
 
 from __future__ import annotations

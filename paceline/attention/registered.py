@@ -115,7 +115,7 @@ def _attention_of(device: str) -> Callable[..., Tensor]:
 
 
 def _foreign(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> str | None:
-    """State why the kernel cannot read the tensors; return None if it can."""
+    """Return why the kernel cannot read the tensors; None if it can."""
     if not type(query) is type(key) is type(value) is Tensor or not (
         sinks is None or type(sinks) in PLAIN
     ):

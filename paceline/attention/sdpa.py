@@ -26,7 +26,7 @@ UNUSUAL = ("softcap", "position_bias", "cache", "output_attentions")
 
 
 def takes_tree_attention(model: PreTrainedModel) -> bool:
-    """Return whether a model gets its SDPA function from transformers' registry."""
+    """Return whether a model looks up its SDPA function in transformers' registry."""
     return bool(
         model.config._attn_implementation == "sdpa" and model._can_set_attn_implementation()
     )

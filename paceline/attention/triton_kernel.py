@@ -1,7 +1,7 @@
 """Compute batch-invariant attention with Triton on CUDA.
 
 An output depends only on its query and on the keys visible to the query, bit for bit.
-`paceline.cpu.attention.kernel` gives the same guarantee, but groups the sums differently.
+`paceline.cpu.attention.kernel` makes the same guarantee, but groups the sums differently.
 
 - The keys of a query are ranked by position; rank 0 is the first visible key. Blocks of keys and
   splits of 256 keys begin at fixed ranks.

@@ -124,17 +124,17 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the number of key blocks to read once for all queries, and of all blocks.
+    """Return the number of key blocks that all queries share, and of all key blocks.
 
-    The first blocks are at the same cache positions for all queries, so the program reads them only
-    once. The program reads every other block once per column.
+    The shared blocks come first, and are at the same cache positions for all queries. The program
+    reads each shared block only once. The program reads every other block once per column.
 
     Args:
         active: Whether each query sees keys in this split.
-        seen: Number of keys that each query sees from the start of the split on.
+        seen: Number of keys that each query sees in this split and in later splits.
         begin: Cache position of each query's first key.
-        unbroken: Number of each query's keys from the start of the split on that are at consecutive
-            cache positions.
+        unbroken: For each query, the length of the run of keys at consecutive cache positions that
+            begins at the start of the split.
         KEYS: Number of keys per block.
         SPLIT: Number of keys per split.
     """

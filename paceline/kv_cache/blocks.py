@@ -34,7 +34,7 @@ class CacheSize(NamedTuple):
     def raised_to(self, needed: CacheSize) -> CacheSize:
         """Return a size that is at least `needed`.
 
-        If a number in this size is too small, the result contains twice the needed number instead.
+        The result replaces each number that is too small by twice the needed number.
         """
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))
@@ -61,8 +61,8 @@ class Block:
     A store holds either the keys or the values of one layer.
 
     Args:
-        like: Example of the keys or values to store, [batch, heads, queries, dim]. The stores get
-            the number of heads, the dim, the dtype and the device of this tensor.
+        like: Example of the keys or values to store, [batch, heads, queries, dim]. The stores
+            have the same number of heads, dim, dtype and device as this tensor.
         num_stores: Number of stores.
         size: Size of each store: number of slots, and of cache positions per slot.
     Attributes:

@@ -35,7 +35,7 @@ class Slots:
 
     @property
     def has_regions(self) -> bool:
-        """Return True if each slot can have a different length."""
+        """Return whether each slot can have a different length."""
         return isinstance(self._cache, RegionCache)
 
     @property

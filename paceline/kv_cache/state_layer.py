@@ -163,7 +163,7 @@ class MixedLayer(StateLayer, SlotLayer):
         StateLayer.__init__(self, owner, num_states)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Allocate keys and values, or the working states.
+        """Allocate memory for keys and values, or for the working states.
 
         transformers passes keys and values as positional arguments, and states as keyword
         arguments.

@@ -193,9 +193,10 @@ class DFlashHead(StateHead):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the most likely tokens after each draft node, based on its depth.
+        """Return the most likely tokens after each draft node.
 
-        The head predicts a whole block per text, so nodes of the same depth share a prediction.
+        The head predicts a whole block per text, so all nodes of the same depth have the same
+        prediction.
         """
         new = [
             (text, wanted[0].token)

@@ -59,7 +59,7 @@ def warn_of_vocabulary(source: str, vocab_size: int, target: PreTrainedModel) ->
 
 
 def warn_of_embedding(source: str, embedding: Tensor | None, target: PreTrainedModel) -> None:
-    """Warn if a head's embedding differs so much that another model is its target.
+    """Warn if a head's embedding shows that the head was made for another model.
 
     Args:
         source: Name of the head in the warning.
@@ -81,7 +81,7 @@ def warn_of_embedding(source: str, embedding: Tensor | None, target: PreTrainedM
 
 
 def _cosine(first: Tensor, second: Tensor) -> float:
-    """Return the cosine similarity of two embeddings, from a sample of centred rows."""
+    """Return the cosine similarity of a sample of centred rows from two embeddings."""
     count = min(len(first), len(second))
     rows = torch.arange(min(count, SAMPLED_ROWS)) * count // min(count, SAMPLED_ROWS)
     sampled = [weight.detach()[rows.to(weight.device)].float().cpu() for weight in (first, second)]

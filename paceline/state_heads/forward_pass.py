@@ -65,7 +65,7 @@ class HeadRow:
 
         Args:
             text: Text to which the nodes belong.
-            nodes: Draft nodes to process, n in number.
+            nodes: The n draft nodes to process.
             states: Hidden states that the head reads together with the nodes, [n, hidden].
             window: Maximum number of positions that a token attends to, including its own; None
                 means no limit.

@@ -61,7 +61,7 @@ class StateHead(ABC):
         """
 
     def begin(self, layers: int, device: torch.device) -> None:
-        """Start with an empty cache and a new timer, after the head has been loaded.
+        """Create an empty cache and a timer for a head that has been loaded.
 
         Args:
             layers: Number of layers in the head.
@@ -149,7 +149,7 @@ class StateHead(ABC):
 
         Args:
             logits: Logits, [rows, columns].
-            token_ids: Token id of each column, [columns]; None if column i is token i.
+            token_ids: Token id of each column, [columns]; None if column i belongs to token i.
         """
         columns, probs = topk_tokens(logits, min(CHOICES, logits.shape[-1]))
         if token_ids is not None:

@@ -21,7 +21,7 @@ _KINDS = ("full_attention", "sliding_attention")
 
 
 class MtpHead(StepHead):
-    """Drafts with the target's first MTP layer, which predicts every tree level."""
+    """Drafts every tree level with the target's first MTP layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,6 +88,6 @@ class MtpHead(StepHead):
         return self._mtp.shared_post_norm(outputs) if self._mtp.use_shared_post_norm else outputs
 
     def project(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return logits over the target's vocabulary; column i is token i."""
+        """Return logits over the target's vocabulary; column i belongs to token i."""
         logits: Tensor = self._mtp._project_to_logits(outputs)
         return logits, None

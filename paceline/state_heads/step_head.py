@@ -35,7 +35,7 @@ class StepHead(StateHead):
         """Convert outputs [n, hidden] to logits [n, columns].
 
         Returns:
-            The logits, and the token id of each column; None if column i is token i.
+            The logits, and the token id of each column; None if column i belongs to token i.
         """
 
     def extend(self, rows: Sequence[HeadRow]) -> None:
@@ -61,7 +61,8 @@ class StepHead(StateHead):
             texts: Texts whose tokens have been passed to `read`.
             nodes: Nodes of each text. The parent of each node must have been passed before.
         Returns:
-            Logits [nodes, columns], and the token id of each column; None if column i is token i.
+            Logits [nodes, columns], and the token id of each column; None if column i belongs to
+            token i.
         """
         rows, added = [], []
         for text, wanted in zip(texts, nodes, strict=True):

@@ -45,8 +45,8 @@ class HeadText:
         slot: Index of the cache slot.
         first: Text position of the first cached token.
         length: Number of cached tokens, without draft nodes.
-        offsets: By node index, the node's cache position, counted from the end of the text.
-        outputs: By node index, the head's output at that node; `ROOT` is the newest token.
+        offsets: Cache position of each node, counted from the end of the text, by node index.
+        outputs: Output of the head at each node, by node index; `ROOT` is the newest token.
     """
 
     slot: int

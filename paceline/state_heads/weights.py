@@ -26,7 +26,7 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
             target's token id minus the index of the row.
         vocab_size: Number of rows in the target's LM head.
     Returns:
-        Token ids, int64 [rows]; None without `d2t`, which means that row i is token i.
+        Token ids, int64 [rows]; None without `d2t`, which means that row i belongs to token i.
     Raises:
         ValueError: A token id is outside the target's vocabulary.
     """
@@ -42,7 +42,7 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
 
 
 def vocabulary_rows(target: PreTrainedModel) -> int:
-    """Return the number of rows in a target's LM head, as configured."""
+    """Return the number of rows in a target's LM head, according to its configuration."""
     return int(target.config.get_text_config(decoder=True).vocab_size)
 
 
@@ -66,11 +66,13 @@ def plain_weight(source: str, module: Any, name: str) -> Tensor:
 
 
 def dtype_of(module: nn.Module, target: PreTrainedModel) -> torch.dtype:
-    """Return the dtype for running a head: float32 for a small head on a CPU.
+    """Return the dtype for running a head.
+
+    A small head on a CPU runs in float32. Any other head runs in the dtype of the target.
 
     Args:
         module: Module of the head.
-        target: The model that verifies the drafts. In all other cases, the head uses its dtype.
+        target: The model that verifies the drafts.
     """
     size = sum(weight.numel() for weight in module.parameters())
     is_small = target.device.type == "cpu" and size <= MAX_FLOAT32_DRAFT_PARAMETERS

@@ -32,7 +32,7 @@ class SharedNoise:
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise for the
     whole batch. This class draws the noise of each step once, as soon as the first row needs it,
-    and in the order of the steps. It keeps the noise of every other row until that row needs it.
+    and in the order of the steps. The class stores the noise of the other rows until they need it.
 
     Args:
         batch: Number of rows.

@@ -182,7 +182,7 @@ class Strategy:
                 self._busy = False
 
     def _engine(self, model: PreTrainedModel) -> Engine:
-        """Return the engine for a model, reusing the last engine until the model changes."""
+        """Return the engine for a model; reuse it until the model changes."""
         facts = Architecture.from_model(model)
         held = self._engines.get(model)
         if held is None or held[:2] != (facts, model.device):

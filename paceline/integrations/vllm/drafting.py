@@ -97,9 +97,12 @@ class RowDrafting:
         return [[*drafts.get(row.index, ())] for row in rows]
 
     def done(self, now: float) -> None:
-        """Record the time at which drafting ended, in seconds.
+        """Record the time at which drafting ended.
 
-        vLLM spends the time from then until the next call.
+        The time between the end of drafting and the next call is spent in vLLM.
+
+        Args:
+            now: Current time in seconds (`time.perf_counter`).
         """
         if self._before is not None:
             self._before = *self._before[:2], now
@@ -215,6 +218,7 @@ class RowDrafting:
 def _target_tokens(run: list[int], sent: int) -> list[int]:
     """Return the target's choices after the last token and after each drafted token.
 
-    After a rejected token, the target's choice is unknown, and the last known token is repeated.
+    After a rejected token, the target's choices are unknown. The function repeats the last known
+    choice instead.
     """
     return [*run, *[run[-1]] * (sent + 1 - len(run))][: sent + 1]

@@ -22,8 +22,8 @@ class ProposerOptions:
             "sssd:datastore=/srv/history,update_datastore=true".
         length: "auto" (default) chooses the draft lengths with the most expected tokens per
             second; "full" always uses the longest draft.
-        idle: Number of seconds without a step of vLLM after which all requests count as finished.
-            The number must exceed the duration of the longest step.
+        idle: Time in seconds. If vLLM runs no step for this time, all requests count as finished.
+            The time must exceed the duration of the longest step.
     """
 
     drafter: str = "sssd"

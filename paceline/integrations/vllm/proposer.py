@@ -26,7 +26,8 @@ class Proposer:
     configuration.
 
     Args:
-        vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` holds `ProposerOptions`.
+        vllm_config: vLLM's `VllmConfig`; `additional_config["paceline"]` contains the values of
+            `ProposerOptions`.
     Raises:
         ConfigError: The model has recurrent layers, an option is invalid, or the datastore was
             built with a different tokenizer. Later calls never raise.
@@ -67,8 +68,8 @@ class Proposer:
         Args:
             sampled_token_ids: New tokens of each row; empty for a row whose prompt is still being
                 computed.
-            num_tokens_no_spec: Number of tokens in each row, including new tokens, [at least rows].
-            token_ids_cpu: Token ids of the rows, [at least rows, max_model_len].
+            num_tokens_no_spec: Number of tokens in each row, including new tokens, [rows or more].
+            token_ids_cpu: Token ids of the rows, [rows or more, max_model_len].
         Returns:
             At most `num_speculative_tokens` token ids per row.
         """
@@ -121,7 +122,10 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _watch(self) -> None:
-        """Drop idle requests and measure the datastore, in a separate thread."""
+        """Drop idle requests and measure the datastore, until the process ends.
+
+        This loop runs in a separate thread.
+        """
         store_at = 0.0
         while True:
             time.sleep(self._options.idle / 2)

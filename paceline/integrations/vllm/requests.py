@@ -61,7 +61,7 @@ class TrackedRequest:
         request: Request that is passed to the drafter.
         index: Index of the request's row in the batch.
         unseen: Number of drafter calls since the request was last in the batch.
-        chain: Last draft, in full.
+        chain: Most recent draft, including tokens that were not passed to vLLM.
         sent: Number of leading tokens of `chain` that were passed to vLLM.
     """
 
