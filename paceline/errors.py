@@ -66,7 +66,9 @@ class ParallelError(PacelineError):
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return the end of an error message: the closest match and the allowed names.
+    """Return the end of an error message about an unknown name.
+
+    It suggests the closest match, and lists the allowed names.
 
     Args:
         word: Unknown name.

@@ -49,9 +49,9 @@ class LLM(ChatFacade):
             transformers model, which is put into eval mode.
         drafter: "auto" (default), another "name" or "name:key=value,key=value" (see `paceline
             drafters`), a class as "module:Class", or a `Drafter`.
-        draft_model: Draft model, in any form that `model` accepts, for drafters that need one or
-            can use one ("auto"). Drafters of individual requests (`SamplingParams.speculation`) use
-            the draft model as well. Default: none.
+        draft_model: Draft model, in any form that `model` accepts. Some drafters need one, and
+            "auto" uses one if it is available. The drafters that individual requests select
+            (`SamplingParams.speculation`) use the same draft model. Default: none.
         tokenizer: Directory, hub id, GGUF file or object. Default: the tokenizer stored with
             `model`. Prompts given as token ids need no tokenizer.
         processor: Directory, hub id or object. Default: the processor stored with `model`. Only
@@ -64,8 +64,8 @@ class LLM(ChatFacade):
         max_batch: Maximum number of requests per forward pass; at least 1. Further requests wait.
         max_nodes: Maximum number of draft nodes verified per request and step; at least 0.
         lookahead_parallel: Whether several processes split the work on every draft tree. Pass True,
-            or a group of processes (`Ranks`) that have joined. Each process loads the model and
-            makes the same calls. Default: False.
+            or the `Ranks` object of processes that are already connected. Each process loads the
+            model and makes the same calls. Default: False.
         batch_invariant: If True, the logits for a given text are bit-for-bit identical in any
             batch, with or without drafts, for every data type. With "auto" (default), the logits
             are batch-invariant if a check at load time finds a slowdown below 5 %. False turns

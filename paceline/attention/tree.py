@@ -23,8 +23,7 @@ class TreeVisibility:
         positions: Text position of each column, int64 [rows, columns].
         key_positions: Text position of each cache position after the cached tokens, int64 [rows,
             columns]; read only if the reach is limited.
-        key_rows: For each row of the batch, index of the row of the key tensor that holds the
-            first key, int64 [rows].
+        key_rows: Row of the key tensor at which the keys of each batch row begin, int64 [rows].
         reach: How far back the layer attends.
     """
 

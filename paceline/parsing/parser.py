@@ -1,4 +1,4 @@
-"""Parse answers with the generator function of their format."""
+"""Parse each answer with the generator function for its format."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from paceline.text.detokenizer import Detokenizer
 class ReasoningBudget:
     """Ends the reasoning of an answer after a maximum number of tokens.
 
-    At the limit, this logits processor forces the closing text of the reasoning. The processor
-    serves one answer; to reuse it for another answer, make a shallow copy.
+    When the limit is reached, this logits processor forces the closing text of the reasoning. The
+    processor serves one answer; to reuse it for another answer, make a shallow copy.
 
     Args:
         tokenizer: Tokenizer of the model.

@@ -1,4 +1,4 @@
-"""Train up to a maximum number of steps or seconds, with regular validation.
+"""Train for a given number of steps or seconds, with regular validation.
 
 `Trainer` contains the training loop of draft models, draft heads and acceptance heads. A subclass
 supplies the batches, the loss and the validation, and may store checkpoints.

@@ -114,7 +114,7 @@ class CodeFiles:
         return pickle.loads(body)
 
     def save(self, key: tuple[Any, ...], code: Any) -> None:
-        """Store the code for a key, and remove code from older source versions."""
+        """Store the code for a key, and remove code compiled from older sources."""
         path = self._path_of(key)
         if path is None:
             return
@@ -191,7 +191,7 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
         self._cache_file = CodeFiles(self._cache_path, self._impl.filename_base, stamp)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the stored overload for a signature; None makes numba compile it."""
+        """Return the stored overload for a signature; None if numba must compile it."""
         overload = None
         try:
             overload = super().load_overload(sig, target_context)

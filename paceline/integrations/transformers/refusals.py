@@ -96,8 +96,8 @@ def refuse_modes(model: PreTrainedModel, config: GenerationConfig) -> None:
 def refuse_cache_options(model: PreTrainedModel, options: Mapping[str, Any]) -> None:
     """Reject options that select a cache from which tokens cannot be removed.
 
-    This check runs before transformers creates the cache, which can fail: an offloaded cache needs
-    a GPU, and a quantised cache needs an additional package.
+    Call this function before transformers creates the cache, because creating the cache can fail.
+    An offloaded cache needs a GPU, and a quantised cache needs an additional package.
 
     Args:
         model: Model that the call runs.

@@ -1,4 +1,4 @@
-"""Serve the web page: a chat that shows token sources, and a dashboard."""
+"""Serve the web page: a chat that shows each token's source, and a dashboard."""
 
 from __future__ import annotations
 

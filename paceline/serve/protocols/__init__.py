@@ -1,4 +1,5 @@
 """Serve the Messages API and the Responses API.
 
-The server converts their requests to chats, and converts the answers back to the API's format.
+The server converts requests to these APIs to chat requests, and the answers to the format of the
+API.
 """

@@ -26,7 +26,7 @@ class Chains:
     Attributes:
         chains: Expected number of draft chains in all answers.
         accepted: Expected number of accepted tokens at each chain position, [K].
-        agreed: Sum of each answer token's acceptance probability at the start of a chain.
+        agreed: Sum of the acceptance probabilities of all answer tokens at the start of a chain.
         places: Number of answer tokens in this sum.
     """
 
