@@ -138,8 +138,8 @@ def fill_paths(
     """Write the `Paths` of a batch to a table; return False if they do not fit.
 
     Args:
-        table: Table of zeros, int32 [4 * tiles + queries * (3 + width)]; `room` contains
-            the numbers of tiles and queries.
+        table: Table of zeros, int32 [4 * tiles + queries * (3 + width)]; `room` contains the
+            numbers of tiles and queries.
         visible: Visible ranges of the batch.
         order: Keys of each row, ordered by text position.
         tile_columns: Maximum number of queries per tile.

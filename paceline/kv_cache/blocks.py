@@ -34,7 +34,7 @@ class CacheSize(NamedTuple):
     def raised_to(self, needed: CacheSize) -> CacheSize:
         """Return a size that is at least `needed`.
 
-        The result replaces each number that is too small by twice the needed number.
+        In the result, twice the needed number replaces each number that is too small.
         """
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))

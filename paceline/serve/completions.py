@@ -80,7 +80,7 @@ class CompletionFormatter:
         answer_requests: Prompt and sampling parameters of each answer.
         echoed: Per answer, the prompt to repeat before the answer's text; None repeats no prompt.
             The prompt is text or token ids, as in the request. The token ids are valid,
-            because the engine has checked them before it sends the first chunk.
+            because the engine checks them before it sends the first chunk.
         body: Body of the request.
     """
 

@@ -172,9 +172,9 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
     An overload is the function compiled for one signature. Stored overloads become outdated when
-    the function's module changes, or when a module changes from which it uses functions or
-    constants (see `code_sources`). If the folder cannot be read or written, every process compiles
-    the function itself and logs one warning.
+    the source of the function's module changes. The same applies to any other module whose
+    functions or constants that module uses (see `code_sources`). If the folder cannot be read or
+    written, every process compiles the function itself and logs one warning.
 
     Args:
         function: Python function to compile.

@@ -70,8 +70,8 @@ def compiled(function: F) -> F:
     """Compile a function on its first call, and store the code on disk.
 
     The compiled code runs without the interpreter lock. Stored code becomes outdated when the
-    function's module changes, or when a module changes from which the function uses functions,
-    records or constants.
+    source of the function's module changes. The same applies to any other module whose functions,
+    records or constants the function uses.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
@@ -111,8 +111,8 @@ def kernel(function: F) -> F:
 
     Numba counts references atomically at every call and for every view of an array. In a short
     function, the counting takes longer than the actual work. A function without reference counting
-    must not allocate arrays, and its callers must keep the arrays alive. Functions
-    that are compiled with `compiled` keep their arrays alive.
+    must not allocate arrays, and its callers must keep the arrays alive. Functions compiled with
+    `compiled` keep their arrays alive.
     """
     return _without_counting(_InnerKernel, function, _INNER)
 

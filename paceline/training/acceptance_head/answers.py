@@ -84,10 +84,7 @@ def find_answers(
 def _encoded_prompts(
     config: RecordConfig, llm: LLM, draft: PreTrainedModel
 ) -> list[RecordingPrompt]:
-    """Encode the selected prompts, shorten those that are too long, and sort them.
-
-    The result is in ascending order of length.
-    """
+    """Encode the selected prompts, shorten long ones, and sort them by length."""
     selection, skip_every = config.selection, config.skip_every
     selected = []
     for path in selection.prompts or (demo.PROMPTS,):

@@ -28,8 +28,8 @@ class Rows(NamedTuple):
 
     Attributes:
         positions: Position of each row in the text, [rows].
-        guessed: Number of guesses of each row, [rows]. So many of the last tokens, up to and
-            including the row's position, are draft tokens.
+        guessed: Number n of guesses of each row, [rows]. The last n tokens, up to and including the
+            row's position, are draft tokens.
         mask: Entry [i, j] is True if row i attends to row j, bool [rows, rows].
     """
 
