@@ -1,4 +1,4 @@
-"""Find a model's draft head: in a file, in the package, or by fitting."""
+"""Load a model's draft head from a file or from the package, or fit one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class DraftHeads:
         return self._find(file)
 
     def finish(self, drafter: Drafter) -> None:
-        """Load a drafter's draft head, or run the whole fit without further delay."""
+        """Load a drafter's draft head, or complete its fit at once."""
         if drafter.num_head_tokens():
             if drafter.draft_head is None and self._portions is not None:
                 portions, self._portions = self._portions, None
@@ -68,7 +68,10 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def _run_portion(self) -> None:
-        """Run the next portion of the default head's fit, unless the fit has finished."""
+        """Run the next portion of the default head's fit, if any is left.
+
+        Drafters that specify no file use the default head.
+        """
         if None in self._heads:
             return
         portions = self._portions or _search(self._model, None, in_portions=True)
@@ -105,7 +108,10 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
 def _search(
     model: CachedLM, file: str | Path | None, in_portions: bool
 ) -> Portions[DraftHead | None]:
-    """Run `find_draft_head` as a generator, whose fit may take several portions."""
+    """Find a draft head as in `find_draft_head`, yielding between portions of the fit.
+
+    If `in_portions` is False, the generator returns without yielding.
+    """
     if not has_plain_embeddings(model):
         if file is not None:
             raise ConfigError(

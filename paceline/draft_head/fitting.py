@@ -1,7 +1,8 @@
 """Fit a linear draft head by ridge regression, instead of training one.
 
-The target samples a few thousand tokens once. The linear map predicts the target's next hidden
-state from the current hidden state and the embedding of the token sampled from this state.
+The target first generates a few thousand tokens as training data. The linear map predicts the
+target's next hidden state from the current hidden state and the embedding of the token sampled from
+this state.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Portions = Generator[None, None, T]
 
 
 class _Pairs(NamedTuple):
-    """Consecutive hidden states and the tokens between them, for the regression.
+    """Pairs of consecutive hidden states, from which the regression learns.
 
     Attributes:
         states: Hidden states, [n, hidden].
@@ -47,11 +48,11 @@ class _Pairs(NamedTuple):
 def fitted_weights(model: CachedLM) -> Weights | None:
     """Fit the weights of a draft head to a model, or load them from the cache.
 
-    The fit takes at most slightly longer than `FitSettings.max_seconds`.
+    The fit may exceed `FitSettings.max_seconds` slightly.
 
     Returns:
-        The weights. None if the model is too slow for a fit, or computes its logits without its LM
-        head module.
+        The weights, or None if the model is too slow to fit a draft head or computes its logits
+        without its LM head module.
     """
     return _cached(model, lambda: finished(_fit(model, _num_pairs(model))))
 
@@ -82,7 +83,8 @@ def finished(portions: Portions[T]) -> T:
 def _cached(model: CachedLM, compute: Callable[[], Weights]) -> Weights | None:
     """Load the weights from the cache, or compute and store them.
 
-    Return None if the model was too slow to generate enough text, which is also cached.
+    Return None if the model was too slow to generate enough text. The cache stores this outcome as
+    well.
     """
     weights = result_cache.load_or_compute_bytes(
         _key(model),
@@ -112,7 +114,10 @@ def _inputs(states: Tensor, embeddings: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _fit(model: CachedLM, num_pairs: int) -> Portions[Weights]:
-    """Fit the weights; if the model generates too little text, `token_ids` is empty."""
+    """Fit the weights of a draft head to texts that the model generates.
+
+    If the model generates too little text, `Weights.token_ids` is empty.
+    """
     embedding, head = embedding_and_head(model)
     try:
         pairs = yield from _generate(model, num_pairs)
@@ -171,7 +176,7 @@ def _with_ridge(square: Tensor) -> Tensor:
 
 
 def _generate(model: CachedLM, num_pairs: int) -> Portions[_Pairs]:
-    """Generate texts with the model at temperature 1, and collect pairs of states.
+    """Generate texts with the model at temperature 1, and collect training pairs.
 
     Yield after every forward pass. Stop after `num_pairs` pairs or `FitSettings.max_seconds`.
     """

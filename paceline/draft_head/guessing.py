@@ -131,7 +131,7 @@ class DraftHead:
         return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
 
     def _after(self, states: Tensor, token_ids: Tensor) -> _Level:
-        """Compute the first level: the most likely tokens after each newest token."""
+        """Compute the first level: the most likely tokens after each request's newest one."""
         following = self.next_states(states, token_ids)
         guesses, probs = self.guess(following, _SETTINGS.num_first)
         return _Level(guesses, probs, probs, None, following)

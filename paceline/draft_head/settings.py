@@ -14,7 +14,8 @@ class PredictionSettings:
     Attributes:
         num_first: Number of nodes in the first level, which are alternatives for the next token.
         num_later: Number of children of each node that is extended.
-        num_continued: Number of nodes to extend per level and request, the most likely ones.
+        num_continued: Number of nodes to extend per level and request. The most likely nodes are
+            extended.
         max_levels: Maximum depth of a draft tree, in tokens.
         max_rows: Maximum number of nodes to extend per level, over all requests. Computing more
             rows would take longer than reading the weights from memory.
@@ -41,11 +42,11 @@ class FitSettings:
         pairs_per_input: Number of (hidden state, next hidden state) pairs per input dimension of
             the regression.
         max_pairs: Maximum number of pairs.
-        min_pairs: Minimum number of pairs. A model that is too slow to generate them does not get a
-            draft head.
+        min_pairs: Minimum number of pairs. If a model is too slow to generate them, no draft head
+            is fitted.
         max_seconds: Time limit in seconds, after which no new forward pass starts.
-        ridge: Weight of the ridge penalty, as an equivalent number of additional pairs. The inputs
-            of these pairs have average size, and the next state is 0.
+        ridge: Ridge penalty, expressed as a number of additional pairs per input dimension. In
+            these pairs, this dimension has average size, all others are 0, and the next state is 0.
         num_token_ids: Size of the reduced draft vocabulary, which consists of the lowest ids. Most
             tokenizers number their tokens in merge order, so low ids are frequent tokens.
     """

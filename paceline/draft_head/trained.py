@@ -29,8 +29,8 @@ class Card:
 
     Attributes:
         target: Human-readable name of the target.
-        sketch: Sample of the target's embedding, encoded by `Sketch.encode`, by which `closeness`
-            recognises the target.
+        sketch: Sample of the target's embedding, encoded by `Sketch.encode`. `closeness` uses it to
+            recognise the target.
         vocab_size: Size of the target's vocabulary.
         settings: Training settings.
         about: Description of the training data and the training run.
@@ -73,7 +73,8 @@ def load(path: str | Path, model: CachedLM) -> Weights:
 
     Args:
         path: File with the draft head.
-        model: Target model, which may be an enlarged version of the one in the file's card.
+        model: Target model, which may be an enlarged version of the model for which the head was
+            trained.
     Raises:
         ConfigError: The file cannot be read, is damaged, has a different version, or was trained
             for a different model.

@@ -87,9 +87,9 @@ class Weights:
         )
 
     def limited_to(self, num_token_ids: int) -> Weights:
-        """Remove token ids from the draft vocabulary that are `num_token_ids` or higher.
+        """Remove all token ids from `num_token_ids` upwards from the draft vocabulary.
 
-        A model whose LM head has fewer padding rows does not have these ids.
+        The head may have been trained for a model whose LM head has more padding rows.
         """
         return replace(self, token_ids=self.token_ids[self.token_ids < num_token_ids])
 
@@ -165,14 +165,18 @@ def metadata_of(content: bytes) -> dict[str, str]:
 
 
 def embedding_and_head(model: CachedLM) -> tuple[nn.Embedding, nn.Linear]:
-    """Return a model's embedding and LM head, if `has_plain_embeddings` is True."""
+    """Return a model's embedding and LM head.
+
+    Raises:
+        UnsupportedModelError: A weight is neither a plain nor a packed tensor.
+    """
     return embedding_and_lm_head(model.model)
 
 
 def has_plain_embeddings(model: CachedLM) -> bool:
-    """Return whether a model's embedding and LM head have weights on its device.
+    """Return whether a draft head can read a model's embedding and LM head.
 
-    A draft head needs these weights.
+    The weights of both must be on the model's device.
     """
     try:
         return all(
@@ -183,7 +187,7 @@ def has_plain_embeddings(model: CachedLM) -> bool:
 
 
 def shape_of(model: CachedLM) -> tuple[int, int]:
-    """Return the numbers of dimensions of a draft head's input and output.
+    """Return the dimensions of a draft head's input and output, in this order.
 
     An input consists of a hidden state and a token embedding. The output is a hidden state.
     """

@@ -60,8 +60,8 @@ def forward_cost(model: PreTrainedModel, min_rows: int, products: Products, enou
         model: Loaded model.
         min_rows: Minimum number of rows in batch-invariant forward passes.
         products: Implementation of matrix products in batch-invariant forward passes.
-        enough: Cost at which the measurement stops early. Other programs can only slow forward
-            passes down, so more rounds are unlikely to change the caller's decision.
+        enough: Cost that is low enough for the caller. The measurement ends early once the measured
+            cost does not exceed this value.
     """
     invariant = CachedLM(model, batch_invariant=True, min_rows=min_rows, products=products)
     usual = CachedLM(model)
@@ -97,8 +97,8 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
     """Return the cost of matrix products that always have the same number of rows.
 
-    The cost is the time of these products, divided by the time of ordinary products. Both times
-    cover all products for one answer: for the prompt, and for the decoding steps after the prompt.
+    The cost is the time of these products, divided by the time of ordinary products. Each time is
+    the sum over all products that one answer requires, in the prefill and in the decoding steps.
 
     Args:
         modules: Modules of a `ModelView` whose products have a fixed number of rows.
@@ -137,9 +137,10 @@ def run_forward(lm: TimedTarget, request: Request, tree: DraftTree) -> None:
 
 
 def _opened(lm: CachedLM, context: int) -> Request:
-    """Return a request whose tokens, except the newest, count as cached.
+    """Open a request, and mark `context` of its tokens as cached.
 
-    The cache holds zeros, which take as long to read as other values.
+    The request has one more token, which is pending. The cache contains zeros for the cached
+    tokens; reading zeros takes as long as reading other values.
     """
     request = Request([0] * (context + 1), SamplingParams())
     lm.reserve(1, context + 1)

@@ -1,8 +1,8 @@
 """Decide at load time whether to decode a model batch-invariantly.
 
 In batch-invariant mode, the rest of the batch does not change a single bit of a token's logits. At
-load time, `probing` finds a range of row counts with which this machine computes a given row to
-identical bits. Forward passes then stay within this range: paceline pads shorter passes and splits
+load time, `probing` finds a range of row counts that all produce the same bits for a given row on
+this machine. Forward passes then stay within this range: paceline pads shorter passes and splits
 longer passes.
 """
 
@@ -59,7 +59,8 @@ class Invariance:
     def check_threads(self) -> None:
         """Check that torch's number of threads has not changed since the probes.
 
-        Kernels divide rows among threads, so the probe results are valid only for that number.
+        Kernels divide rows among threads, so the probe results are valid only for the number of
+        threads during the probes.
 
         Raises:
             ConfigError: The number of threads has changed.
@@ -72,7 +73,7 @@ class Invariance:
             )
 
     def model_options(self, prefill_chunk: int) -> dict[str, Any]:
-        """Return the arguments for a `CachedLM` that follow from this decision.
+        """Return the `CachedLM` arguments that implement this decision.
 
         Args:
             prefill_chunk: Maximum prefill chunk, in tokens. Batch invariance may reduce it.
@@ -113,7 +114,7 @@ def resolve_batch_invariance(
         setting: True, False, or "auto", which enables batch invariance if it costs less than 5 %.
         max_batch: Maximum number of requests in one forward pass.
     Raises:
-        UnsupportedModelError: The model cannot be verified losslessly.
+        UnsupportedModelError: paceline cannot verify drafts losslessly with this model.
         ConfigError: The setting is True, but the model cannot be batch-invariant; or the setting
             is invalid.
     """
@@ -149,7 +150,7 @@ def _percent(cost: float) -> str:
 def _probe(
     model: PreTrainedModel, setting: BatchInvariant, max_batch: int
 ) -> tuple[ProbeReport | None, Products, str]:
-    """Probe the cheapest method of batch invariance, and check whether it can be used.
+    """Probe the cheapest batch-invariant method, and check whether it can be used.
 
     Returns:
         The method's report, or None if the probes failed; its implementation of matrix products;

@@ -1,4 +1,4 @@
-"""Explain before the self-test why a model cannot be decoded batch-invariantly."""
+"""Explain why a model is not tested for batch invariance."""
 
 from __future__ import annotations
 

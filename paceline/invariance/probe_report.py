@@ -37,14 +37,14 @@ class ProbeReport:
     Attributes:
         least: Smallest row count in the range.
         most: Largest row count in the range.
-        cost: Measured time with batch invariance, divided by the time without it. With paceline's
-            kernels, the times are those of an answer (`Trial.answer_cost`); otherwise, of matrix
-            products.
+        cost: Measured time with batch invariance, divided by the time without it. If paceline's
+            kernels compute the matrix products, both are times of a whole answer
+            (`Trial.answer_cost`). Otherwise, both are times of the matrix products alone.
         reason: Why there is no usable range; "" if there is one.
         findings: Result of the probes for each kind of module.
         seconds: Duration of the probes.
-        own_products: Whether paceline's kernels, whose rows are independent, compute the matrix
-            products.
+        own_products: Whether paceline's kernels compute the matrix products. These kernels compute
+            each row independently of the other rows.
         fixed_rows: Fixed number of rows in every matrix product; 0 means that the number is not
             fixed.
         whole_cost: Measured time of a forward pass over one row with cached text, divided by the
@@ -68,7 +68,7 @@ class ProbeReport:
 
     @property
     def highest_cost(self) -> float:
-        """The higher of the two measured costs."""
+        """The higher of `cost` and `whole_cost`."""
         return max(self.cost, self.whole_cost)
 
     @property

@@ -53,7 +53,7 @@ _used: set[result_cache.ResultKey] = set()
 
 
 class _Costs(NamedTuple):
-    """Measured costs for a `ProbeReport`, which describes the fields."""
+    """Measured costs; see the `ProbeReport` fields of the same names."""
 
     cost: float = 1.0
     whole_cost: float = 1.0
@@ -190,7 +190,7 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
 ) -> _Costs:
-    """Measure how much batch invariance slows down the products and a forward pass."""
+    """Measure how much batch invariance slows down matrix products and forward passes."""
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:
         return _Costs(1.0, forward.ratio, forward.usual_seconds, forward.conditions)

@@ -39,8 +39,9 @@ class RowClass:
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
     """Find ranges of row counts within which a function's results are bit-identical.
 
-    To test a large row count, `function` gets that many rows from the middle of `rows`. To test a
-    small row count, `function` gets the first rows in one call, and the last rows in another.
+    To test a large row count, the test calls `function` with that many rows from the middle of
+    `rows`. To test a small row count, it calls `function` twice: with the first rows and with the
+    last rows.
 
     Args:
         function: Function to test, which maps rows to rows.

@@ -32,11 +32,11 @@ from paceline.model.mixers.seam import MixerForward
 
 
 def find_row_modules(model: PreTrainedModel) -> tuple[list[RowModule], str]:
-    """Run a short forward pass; return one `RowModule` per kind of module it calls.
+    """Run a short forward pass, and describe each kind of module that it calls.
 
     Returns:
-        The modules, and "". If some modules cannot be tested separately, an empty list, and the
-        reason as a clause.
+        One `RowModule` per kind of module, and "". If a module cannot be tested separately, the
+        list is empty, and the string is a clause that states the reason.
     """
     kinds: dict[tuple[Any, ...], RowModule] = {}
     observed: set[nn.Module] = set()
@@ -221,7 +221,8 @@ def _row_router(
 def _override(module: nn.Module) -> ForwardOverride | None:
     """Return the object that replaces a module's `forward` in a `ModelView`, or None.
 
-    Modules that run their own code are not tested as a whole.
+    The result is also None if the replacement runs the module's own code. In this case, the probes
+    test the submodules, not the module as a whole.
     """
     override = vars(module).get("forward")
     is_whole = isinstance(override, ForwardOverride) and not isinstance(override, OwnCodeOverride)

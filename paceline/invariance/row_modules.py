@@ -72,7 +72,7 @@ class RowModule:
 
     @property
     def original(self) -> RowModule:
-        """Copy of this object with the user's module instead of the copy in the view."""
+        """`RowModule` for the user's module instead of its copy in a `ModelView`."""
         override = vars(self.module).get("forward")
         module = override.module if isinstance(override, ForwardOverride) else self.module
         return replace(self, module=module)
@@ -151,9 +151,9 @@ def counts_for(num_weights: int) -> tuple[int, ...]:
 
 
 def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return a copy of a module with replaced tensors, sharing everything else.
+    """Return a copy of a module that uses other tensors, and shares everything else.
 
-    The module itself does not change.
+    `tensors` contains the replaced parameters by name. The module itself does not change.
     """
     twin: nn.Module = module.__class__.__new__(module.__class__)
     own = vars(twin)
@@ -170,7 +170,7 @@ class RowRouter(RowModule):
     Its `function` joins all results of a row as float64, which represents every value exactly.
 
     Attributes:
-        constants: Additional inputs of the module, which are weights or buffers of the model, or
+        constants: Additional arguments of each call. Each is a weight or a buffer of the model, or
             None.
     """
 
