@@ -178,7 +178,7 @@ class SequenceCells:
         return end
 
     def _move_to(self, num_cells: int) -> None:
-        """Move all sequences to the front of the cache, which gets `num_cells` cells."""
+        """Move all sequences to the front of the cache, resized to `num_cells` cells."""
         states = {
             sequence: self._context.read(sequence)
             for sequence, length in self.lengths.items()

@@ -31,9 +31,9 @@ class GgufModel:
     Attributes:
         library: The llama.cpp library.
         name_or_path: The file's path.
-        config: Model configuration, with the values that drafters and the server read from a
-            transformers model.
-        generation_config: Generation configuration, with the same purpose.
+        config: transformers configuration, which sets only the name and the vocabulary size.
+        generation_config: transformers generation configuration, which sets only the
+            end-of-sequence tokens.
         device: Device of the logits.
         dtype: Data type of the logits.
         context_length: Context length with which the model was trained, in tokens.
@@ -132,7 +132,7 @@ class GgufModel:
         return sizes[0], sizes[1]
 
     def facts(self) -> dict[str, Any]:
-        """Return the metadata by which stored measurements identify model and library."""
+        """Return metadata that identifies the model and library in stored measurements."""
         library, path = self.library, Path(self.library.path)
         numbers = {
             name: int(getattr(library, f"model_{name}")(self._handle))

@@ -13,7 +13,7 @@ from paceline.llama_cpp.settings import MAX_SEQUENCES
 
 @dataclass(slots=True)
 class NoCheckpoints:
-    """A collection of state checkpoints that is always empty, for llama.cpp targets.
+    """An empty collection of state checkpoints, which llama.cpp targets use.
 
     Attributes:
         max_bytes: Memory limit for checkpoints, in bytes; not used.
@@ -28,8 +28,8 @@ class SequenceSlots:
     Args:
         cells: Sequences of the llama.cpp cache.
     Attributes:
-        checkpoints: Always empty.
-        has_regions: True, because slots differ in length.
+        checkpoints: Collection of state checkpoints, which is always empty.
+        has_regions: True, because slots can differ in length.
         capacity: Number of cache positions of all slots together.
     """
 
@@ -55,11 +55,11 @@ class SequenceSlots:
         return self._sizes.get(request.slot, 0)
 
     def lengthen(self, request: Request, positions: int) -> None:
-        """Increase the cache positions of a request to at least `positions`."""
+        """Increase a request's number of cache positions to at least `positions`."""
         self._sizes[request.slot] = max(positions, self._sizes[request.slot])
 
     def shorten(self, request: Request) -> None:
-        """Free the cache positions after a request's tokens."""
+        """Free a request's cache positions beyond its cached tokens."""
         self._sizes[request.slot] = request.cached
 
     @property

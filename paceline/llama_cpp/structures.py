@@ -102,7 +102,7 @@ def structure(fields: Fields) -> type[ctypes.Structure]:
 
 
 def find_layout(raw: bytes, version: str) -> Fields:
-    """Return the fields of the structure that holds a library's context parameters.
+    """Return the fields of the structure for a library's context parameters.
 
     Args:
         raw: Bytes of the library's default context parameters.

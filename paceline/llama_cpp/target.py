@@ -99,7 +99,7 @@ class GgufTarget(TargetBase):
         return self.model.device
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
-        """Do nothing, because llama.cpp would allocate the maximum immediately."""
+        """Do nothing, because llama.cpp would immediately allocate the maximum size."""
 
     @property
     def capacity(self) -> int:
@@ -266,7 +266,7 @@ class GgufTarget(TargetBase):
         request.cached = self._cells.cut(sequence_of(request), length)
 
     def undo(self, request: Request, length: int) -> None:
-        """Drop a request's cache beyond its first `length` tokens after a failed step."""
+        """Undo a failed step: drop a request's cache beyond its first `length` tokens."""
         self.rewind(request, length)
 
     def clear_after(self, request: Request) -> None:

@@ -29,7 +29,8 @@ def conversation_prompt(
 ) -> list[int]:
     """Render a conversation with the chat template, and return its token ids.
 
-    If the conversation contains images, videos or audio, the result also carries their tensors.
+    If the conversation contains images, videos or audio, the result is an `EncodedPrompt`, which
+    also contains their tensors.
 
     Args:
         processor: Processor, for conversations that contain more than text.
@@ -38,7 +39,8 @@ def conversation_prompt(
         options: Additional variables for the chat template.
         endings: Values of `add_generation_prompt` and `continue_final_message` for the chat
             template; None means the default.
-        files: Whether image parts may be file paths or objects, in addition to data URLs.
+        files: Whether images may be file paths or Python objects, such as Pillow images, in
+            addition to data URLs. Videos and audio require True.
         tools: Definitions of the tools that the model may call; the caller has validated them.
     Raises:
         ConfigError: The messages cannot be used, or the chat template rejects them.
@@ -85,7 +87,7 @@ def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
 
 
 def _without_content(messages: Sequence[Message]) -> list[Message]:
-    """Return messages whose image, video and audio parts contain only their type."""
+    """Copy messages without the content of their image, video and audio parts."""
     return [
         {
             **message,

@@ -41,7 +41,8 @@ def read_part(part: Mapping[str, Any], where: str, files: bool) -> dict[str, Any
         part: Part of a message. An image is the value of an `image`, `url` or `path` field, or of
             OpenAI's `image_url` field.
         where: Name of the part in error messages.
-        files: Whether the content may be a file path or an object, in addition to a data URL.
+        files: Whether the content may be a file path or a Python object, such as a Pillow image, in
+            addition to a data URL. Videos and audio require True.
     Returns:
         A part with two fields: `type`, and a field named after the type, with the loaded content.
     Raises:

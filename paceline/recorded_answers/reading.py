@@ -27,7 +27,7 @@ def read_settings(path: str | Path) -> dict[str, Any] | None:
     Returns:
         The settings, or None if the file does not exist or contains something else.
     Raises:
-        ConfigError: The first line is damaged, or states a different version of the format.
+        ConfigError: The first line is damaged, or states a different format version.
     """
     try:
         line = first_line(Path(path))
@@ -74,7 +74,7 @@ def read_tops(path: str | Path, limit: int | None = None) -> Iterator[TopRows] |
 
     Args:
         path: File of recorded answers.
-        limit: Maximum number of answers whose tokens to read.
+        limit: Maximum number of answers for which to read the tokens.
     Returns:
         The top-k tokens of each answer, or None if they were not recorded.
     Raises:

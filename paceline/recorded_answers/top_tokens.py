@@ -10,8 +10,8 @@ The block for an answer of n tokens consists of:
 - The first 8 bytes of a SHA-256 digest. The digest covers the previous block's digest, the checksum
   of the answer's line in the answers file, and this block's ids and log-probabilities.
 
-A recording writes each block before the block's answer. If a recording was interrupted, the next
-run removes the blocks that have no complete answer.
+A recording writes the block of an answer before the answer itself. If a recording was interrupted,
+the next run removes all blocks without a complete answer.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class TopFile:
         vocab_size: Size of the vocabulary, which determines the number of bytes per token id.
         owner: Checksum of the first line of the answers file.
         keys: Complete answers in the answers file, whose blocks the existing file must contain. The
-            constructor removes any later blocks. If there are no answers, it creates the file.
+            constructor removes all later blocks. If `keys` is empty, the constructor creates the
+            file.
     Raises:
         ConfigError: The file is damaged, belongs to other answers, or cannot be written.
     """
