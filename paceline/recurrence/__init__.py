@@ -1,1 +1,1 @@
-"""Run recurrent layers along draft trees: compiled on CPUs, with torch elsewhere."""
+"""Run recurrent layers along draft trees, with compiled code or with torch."""

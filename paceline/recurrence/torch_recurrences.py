@@ -179,9 +179,9 @@ class _Walk:
     Args:
         tree: Tokens of the forward pass.
         held: Stored states of all slots, [slots, ...].
-        wants_after: Whether to record the states after the pending tokens in `after`.
+        wants_after: Whether `after` records each request's state after its last pending token.
     Attributes:
-        after: States after the pending tokens, [requests, ...], if `wants_after` is True.
+        after: Each request's state after its last pending token, [requests, ...], if `wants_after`.
     """
 
     def __init__(self, tree: TokenTree, held: Tensor, wants_after: bool) -> None:
@@ -200,9 +200,9 @@ class _Walk:
         self.after = start
 
     def __iter__(self) -> Iterator[tuple[int, Tensor, Tensor]]:
-        """Yield each token index in a row, with every request's column and state there.
+        """Yield each token's index in its row, its column, and the state before the token.
 
-        The state is the one before the token.
+        Columns are indices in the forward pass, [requests]; states are [requests, ...].
         """
         for token in range(self._columns.shape[1]):
             before = self._states[self._requests, self._sources[:, token]]
@@ -222,9 +222,9 @@ def _before(states: FoldedStates) -> Tensor:
 
 
 class _PathRows(NamedTuple):
-    """The column of each token on each request's path, padded to the longest path.
+    """The paths of all requests, as arrays [requests, longest path].
 
-    `is_token` is False for padding. Both arrays are [requests, longest path].
+    `columns` contains each token's index in the forward pass. `is_token` is False for padding.
     """
 
     columns: IntArray
@@ -241,9 +241,9 @@ def _path_rows(path: FoldPath) -> _PathRows:
 
 
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the columns of all paths' first tokens, then second tokens, and so on.
+    """Yield the columns of each path's first token, then second token, and so on.
 
-    Each pair of tensors, [requests], contains the columns, and whether each path has this token.
+    The second tensor states whether each path has this token. Both tensors are [requests].
     """
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):
@@ -269,9 +269,9 @@ def _taps(tree: TokenTree, size: int) -> IntArray:
 
 
 def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
-    """Rearrange values from one row per request to one row per token.
+    """Rearrange values from a row per request to a row per token of the forward pass.
 
-    Tokens that do not belong to the tree get zeros.
+    The rows of tokens outside the tree contain zeros.
 
     Args:
         numbers: Values of the tokens, [requests, width, ...].

@@ -1,4 +1,4 @@
-"""Wrap a drafter to record the target's top tokens along each answer."""
+"""Wrap a drafter to record the target's top tokens at each position of an answer."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def make_up(
     """Generate prompts with a model, and yield all prompts so far after every batch.
 
     The function rejects a text if the text is empty, repeats an earlier text, or does not end
-    within `params.max_new_tokens`. It stops after `4 * count` texts, even with fewer prompts.
+    within `params.max_new_tokens`. It stops after `4 * count` texts, even if it has accepted fewer
+    than `count` prompts.
 
     Args:
         llm: Engine with a chat model.
@@ -86,7 +87,7 @@ def make_up(
 
 
 def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """Return the tokens that begin a user's turn, and `params` that stop at its end."""
+    """Return the tokens that begin a user's turn, and parameters that stop at its end."""
     if not getattr(llm.tokenizer, "chat_template", None):
         raise ConfigError("prompts: the model has no chat template. Use a chat model.")
     before, after = around_question(llm.tokenizer, "prompts")

@@ -213,7 +213,7 @@ def encode_prompts(
 ) -> list[RecordingPrompt]:
     """Encode prompts as token ids, and shorten those that leave no room for an answer.
 
-    A shortened prompt keeps its first 4 tokens and its last tokens.
+    A shortened prompt consists of its first 4 tokens and as many of its last tokens as fit.
 
     Args:
         prompts: Prompts to encode.

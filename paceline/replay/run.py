@@ -248,8 +248,8 @@ class _ReplayRun:
 def recorded_outcome(request: Request, tree: DraftTree, output: Sequence[int]) -> Outcome:
     """Verify a draft tree against a recorded answer.
 
-    After a wrong draft token, the scripted target predicts the token that was recorded for the next
-    position.
+    At a node after a wrong draft token, the scripted target predicts the token that was recorded
+    for the position after the node.
 
     Args:
         request: Request that replays the answer.

@@ -25,8 +25,8 @@ def read_traces(
         path: File written by `paceline record`, or JSON Lines with the fields `prompt` and
             `output`. Each field is text or a list of token ids.
         tokenizer: transformers tokenizer, or a callable with the same interface, to encode text.
-            None is sufficient for token ids. For a file written by `paceline record`, a tokenizer's
-            fingerprint is sufficient; it must match that of the file.
+            Not required for token ids. For a file written by `paceline record`, the argument may be
+            a tokenizer's fingerprint, which must match the fingerprint in the file.
         limit: Maximum number of answers to read. Default: no limit.
     Raises:
         ConfigError: The file cannot be read, a line does not have these fields, or a text needs a

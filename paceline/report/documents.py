@@ -133,7 +133,7 @@ def _describe(error: BaseException, expected: type | None) -> str:
 
 
 def _overrides(kind: Any) -> dict[str, Any]:
-    """Return cattrs overrides that omit a dataclass's per-request options."""
+    """Return the cattrs overrides that exclude per-request fields from documents."""
     return {
         entry.name: override(omit=True)
         for entry in fields(kind)

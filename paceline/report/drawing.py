@@ -131,14 +131,14 @@ def bars(
 
 
 def compared(axes: Any, table: Table, measured: str, published: str, setting: str) -> None:
-    """Draw measured speed-ups and those of a paper as bars.
+    """Draw measured speed-ups, and the speed-ups that a paper reports, as bars.
 
     Args:
         axes: matplotlib axes.
         table: Table with a row per configuration, whose name is in the first column.
         measured: Heading of the column with the measured speed-ups.
         published: Heading of the column with the paper's speed-ups.
-        setting: Setup in which the paper measured them, for the legend.
+        setting: Setup of the paper's measurements, for the legend.
     """
     series = [
         ("here", OURS, table.column(measured)),

@@ -43,14 +43,15 @@ class Prompt:
 def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
     """Read prompts from JSON Lines or plain text files.
 
-    If several prompts have the same id, the function replaces it by the file and the line number.
+    If several prompts have the same id, the function replaces this id by the file and the line
+    number.
 
     Args:
         paths: Files to read. A file that occurs twice is read only once. Default: the built-in
             prompts.
         limit: Maximum number of prompts per file. 0 reads all prompts.
-        every: Interval between the prompts to read: with n, only every n-th prompt of a file. The
-            function applies `limit` afterwards.
+        every: Interval between prompts to read: a value of n reads the first prompt of each file
+            and every n-th prompt after it. `limit` applies to the prompts that remain.
     Raises:
         ConfigError: A file is missing, a line is not a prompt, or there are no prompts. If a line
             is not a prompt, the error message contains the file and the line number.
@@ -100,7 +101,7 @@ def shortened(ids: list[int], limit: int) -> list[int]:
 
 
 def cut_note(count: int) -> str:
-    """Return a note for the user that `count` prompts were shortened."""
+    """Return a note that tells the user that `count` prompts were shortened."""
     longer, keeps = (
         ("1 prompt was", "It keeps its")
         if count == 1

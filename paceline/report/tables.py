@@ -68,11 +68,10 @@ class Table:
 
         Args:
             title: Title above the table. An empty string shows no title.
-            columns: `Column` objects or headings. The numbers below a heading have the format
-                `form`.
+            columns: A `Column` object or a heading for each column.
             rows: Cells of each row.
             notes: Sentences below the table.
-            form: Number format for columns that are given as headings.
+            form: Number format of the columns for which `columns` contains only a heading.
         """
         named = [
             column if isinstance(column, Column) else Column(str(column), form)

@@ -44,7 +44,7 @@ def penalise(
     )
 
     def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
-        """Count each token in the text (or answer, by `kind`) up to each row's node."""
+        """Count tokens up to each row's node, in the text or only the answer (`kind`)."""
         if not len(indices.paths) and num_rows == len(requests):
             return counts[rows, kind]
         at_nodes = counts[:, kind][owner[rows]]

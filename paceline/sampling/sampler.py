@@ -86,9 +86,9 @@ def draw_tokens(
 ) -> Drawn:
     """Sample the token after the root and every node, and copy the tokens to the host.
 
-    To apply top_k, top_p and min_p, the function first sorts only the most likely tokens. If the
-    limits allow more tokens, the function sorts more tokens and samples again. Each attempt waits
-    for the device once.
+    To apply top_k, top_p and min_p, the function first sorts only the most likely tokens. If these
+    may be too few for the limits, the function sorts more tokens and samples again. Each attempt
+    waits for the device once.
 
     Args:
         logits: Logits [batch, 1 + width, vocab], as in `target_scores`.
@@ -195,7 +195,7 @@ def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
-    """Hash a seed, position and stream to the key of a noise row, two 32-bit words."""
+    """Hash a seed, position and stream to a noise row's key of two 32-bit words."""
     word = _splitmix(_splitmix(seed & _MASK64) ^ (position * 4 + stream))
     return word >> 32, word & _MASK32
 
@@ -209,9 +209,9 @@ def uniform(seed: int, position: int, stream: int, index: int = 0) -> float:
 def step_seed(seed: int, position: int) -> int:
     """Return the seed for the draft tokens of one step.
 
-    Every step needs a new seed, because the acceptance of a draft token may depend on later draft
-    tokens. If a step drafted with the noise of a rejected draft, the output would therefore not
-    follow the target's distribution.
+    Every step needs a new seed. The acceptance of a draft token may depend on later draft tokens.
+    If a step reused the noise of rejected draft tokens, the output would therefore not follow the
+    target's distribution.
 
     Args:
         seed: Seed of the request.
@@ -235,7 +235,7 @@ def words_of(keys: Sequence[tuple[int, int]]) -> NDArray[np.int32]:
 
 
 def noise_from(words: Tensor, vocab: int) -> Tensor:
-    """Compute exponential noise, float32 [n, vocab], from keys that are on the device.
+    """Compute exponential noise, float32 [n, vocab], on the device of the keys.
 
     `words` contains the keys as 32-bit words [n, 2], from `words_of`.
     """

@@ -140,7 +140,7 @@ def _split(
 def _cut(
     deltas: list[tuple[TextDelta, TokenMark]], length: int | None
 ) -> list[tuple[TextDelta, TokenMark]]:
-    """Cut fragments after `length` visible characters; None returns the whole text."""
+    """Cut fragments after `length` visible characters; None means no limit."""
     if length is None:
         return deltas
     result = []

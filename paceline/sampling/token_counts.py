@@ -85,7 +85,7 @@ def counts_of(requests: Sequence[Request], changes: Sequence[Tensor], vocab: int
 
 
 def _shared_table(known: Sequence[TokenCounts | None]) -> Tensor | None:
-    """Return the table that consists of exactly these counts in order, or None."""
+    """Return the table whose rows are exactly these counts, in this order, or None."""
     if known[0] is None or len(known[0].table) != len(known):
         return None
     table = known[0].table

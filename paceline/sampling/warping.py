@@ -71,12 +71,12 @@ def warp_scores(scores: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def try_warp(scores: Tensor, params: Sequence[SamplingParams], too_few: int = 0) -> Warped:
-    """Compute `warp_scores` without waiting for the device, which may require retries.
+    """Try to compute `warp_scores` without waiting for the device.
 
     Args:
         scores: Scores [batch, rows, vocab].
         params: Sampling parameters of each request.
-        too_few: Number of tokens that the previous attempt sorted, if it was too small; 0 in the
+        too_few: Number of tokens that the previous attempt sorted, which was not enough. 0 in the
             first attempt.
     Returns:
         The scores. If `Warped.is_short` is true, they are invalid, and the caller must try again.

@@ -27,7 +27,8 @@ def chat_ids(
     """Check a conversation, and encode it as a prompt with the chat template.
 
     Args:
-        tokenizer: Tokenizer with a chat template. None raises an error.
+        tokenizer: Tokenizer with a chat template. If `tokenizer` is None, the function raises an
+            error.
         messages: Messages of the conversation, in the format that `checked_messages` accepts.
         where: Name of the message list in error messages.
         chat_template_kwargs: Variables to pass to the chat template, such as enable_thinking. They

@@ -246,7 +246,7 @@ class _Window:
         return TokenText(new, new.encode(), not text.endswith(REPLACEMENT))
 
     def _finished(self, token_ids: list[int], text: str) -> str:
-        """Restore the complete characters in `text`, which is the decoded `token_ids`.
+        """Restore complete characters in `text`, the result of decoding `token_ids`.
 
         Some tokenizers corrupt the complete characters before an incomplete one at the end.
         """

@@ -30,7 +30,8 @@ def checked_messages(
         messages: The caller's messages, from JSON or Python code.
         where: Name of the message list in error messages.
         read_part: Function that validates and loads a part other than text, such as an image. Its
-            arguments are the part and the part's name in error messages. None rejects such parts.
+            arguments are the part and the part's name in error messages. If `read_part` is None,
+            the function rejects such parts.
     Raises:
         ConfigError: A message is invalid; the error names the field and the index.
     """

@@ -21,7 +21,8 @@ class Retokenizer:
     Args:
         target: Tokenizer of the target.
         draft: Tokenizer of the draft model.
-        target_rows: Number of rows in the target's LM head. Ids from this number are not drafted.
+        target_rows: Number of rows in the target's LM head. A draft ends before the first token id
+            without a row.
         draft_rows: Number of rows in the draft model's embedding.
     Attributes:
         draft_end: The draft model's end-of-sequence token. None if the tokenizer does not have one.
@@ -50,7 +51,8 @@ class Retokenizer:
         """Convert the draft model's draft tokens to the target's token ids.
 
         The conversion stops at the first special token, and omits an incomplete character at the
-        end. If the special token ends the sequence, the target's end-of-sequence token replaces it.
+        end. If this token is the draft model's end-of-sequence token, the result ends with the
+        target's end-of-sequence token.
         """
         assert self._spellings is not None, "`map_tokens` rejects such tokenizers"
         data, ends = b"", False

@@ -94,7 +94,7 @@ class StopStrings:
         self._tail = TextDelta("", "")
 
     def texts(self) -> DeltaDecoder:
-        """Create a decoder for the answer, to which no token has been added yet."""
+        """Create an empty decoder for the text of the answer."""
         return DeltaDecoder(self._tokenizer, self._prompt_ids, self._skips)
 
     def ends(self, token_ids: Sequence[int], run: list[int]) -> bool:

@@ -10,7 +10,7 @@ from paceline.text.settings import MAX_PADDING_ROWS, TOKENS_PER_PADDING_ROW
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Return whether an embedding has a row per token, and not too much padding.
+    """Return whether an embedding has a row for every token and little padding.
 
     Args:
         rows: Number of rows in the embedding.
@@ -25,7 +25,7 @@ class TokenIds:
     """The vocabulary of a tokenizer.
 
     Attributes:
-        tokens: Each token id with its token.
+        tokens: Token for each token id.
         added: Ids of added tokens, such as special tokens. Related models may use different names
             for the same added token.
     """
