@@ -38,9 +38,9 @@ class _Level(NamedTuple):
         token_ids: Token ids, [requests, tokens].
         probs: Probability of each token given its parent, float32 [requests, tokens].
         path_probs: Path probability of each token, float32 [requests, tokens].
-        continued: Tokens of the previous level that have children in this level, as indices in the
-            previous level, [requests, paths]. All of them have the same number of children. None
-            for the first level, whose tokens follow the newest token.
+        continued: Index, in the previous level, of each token that has children in this level,
+            [requests, paths]. All these tokens have the same number of children. None for the first
+            level, whose tokens follow the newest token.
         states: Predicted hidden state after each parent, [requests * paths, hidden].
     """
 

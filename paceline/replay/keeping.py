@@ -34,7 +34,7 @@ class KeepsTop(DelegatingDrafter):
         super().start(request)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """Record the target's top tokens for each new token, and pass the outcomes on."""
+        """Record the top tokens for each new token, and pass the outcomes to the drafter."""
         for outcome in outcomes:
             assert outcome.target_top is not None, "a drafter with top_k receives the top tokens"
             rows = [0, *(1 + node for node in outcome.accepted)][: len(outcome.new_token_ids)]
@@ -47,7 +47,7 @@ class KeepsTop(DelegatingDrafter):
         super().observe(outcomes)
 
     def taken(self) -> list[TopRows]:
-        """Return the top tokens of each request since the last call, and discard them."""
+        """Return and discard the top tokens of each request started since the last call."""
         recorded, self._recorded = self._recorded, {}
         return [
             TopRows(*map(np.concatenate, zip(*rows, strict=True))) for rows in recorded.values()
