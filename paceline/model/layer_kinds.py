@@ -77,8 +77,9 @@ def states_of(model: PreTrainedModel) -> dict[int, StateKind]:
 
 
 def _states(config: PretrainedConfig) -> dict[int, StateKind]:
+    # transformers 5.19 also has a `LinearAttentionLayer` for each stateless layer.
     return {
         index: StateKind(layer.number_of_states, isinstance(layer, CacheLayerMixin))
         for index, layer in enumerate(DynamicCache(config=config).layers)
-        if isinstance(layer, LinearAttentionLayer)
+        if isinstance(layer, LinearAttentionLayer) and config.layer_types[index] not in STATELESS
     }

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from paceline.backend.recurrences import FoldedStates
 from paceline.core.tree import IntArray
 from paceline.kv_cache.state_layer import StateLayer
+from paceline.model.forward_arguments import CACHE_NAMES
 from paceline.model.mixers.mixer import MixerCall, StateUpdate, own_forward
 from paceline.model.mixers.recurrence_call import token_tree
 from paceline.model.mixers.recurrent_batch import RecurrentBatch
@@ -94,11 +95,11 @@ def window_mixer(twin: nn.Module) -> WindowMixer | None:
     if forward is None or not hasattr(twin, "conv_kernel_size"):
         return None
     _, *arguments = inspect.signature(forward).parameters
+    expected = [["hidden_states", cache, "conv_mask"] for cache in CACHE_NAMES]
     biased = any(
         isinstance(child, nn.Linear) and child.bias is not None for child in twin.children()
     )
-    supported = arguments == ["hidden_states", "cache", "conv_mask"] and not biased
-    return WindowMixer(twin, forward) if supported else None
+    return WindowMixer(twin, forward) if arguments in expected and not biased else None
 
 
 def _sequence(
