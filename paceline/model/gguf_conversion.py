@@ -20,6 +20,8 @@ from transformers.integrations.gguf.utils import (
 )
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
+from paceline.errors import ConfigError
+
 # Stands for a row permutation if file and model differ in more than the order of the rows.
 CHANGED = -1
 
@@ -55,7 +57,7 @@ def conversion_of(
         model: The transformers model, which may be without weights.
         tensors: Names of the tensors in the file.
     Raises:
-        KeyError: The architecture is unknown.
+        ConfigError: The `gguf` package does not know the architecture.
     """
     if is_gguf_arch_supported(architecture):
         return _MappedConversion(architecture, model, tensors)
@@ -113,6 +115,11 @@ class _ProcessorConversion:
 
         text_config = model.config.get_text_config(decoder=True)
         kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+        if architecture not in kinds:
+            raise ConfigError(
+                f"The installed gguf package does not know {architecture}, the architecture of the"
+                " file. Upgrade it: pip install --upgrade gguf."
+            )
         self._names = get_tensor_name_map(kinds[architecture], int(text_config.num_hidden_layers))
         self._tensors = tensors
         self._config = text_config.to_dict()

@@ -24,6 +24,7 @@ from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.packed_tensor import PackedTensor
 from paceline.backend.packed_weight import PackedWeight
 from paceline.cpu.product_choice import fastest
+from paceline.errors import ConfigError
 from paceline.model import gguf_tensors
 from paceline.model.gguf_conversion import CHANGED, conversion_of, loaded_names, order_of_rows
 from paceline.model.identity import model_identity
@@ -39,6 +40,7 @@ from tests.support.gguf_architectures import (
 )
 from tests.support.packed import packed_weight
 from tests.support.tiny_configs import tiny_config
+from tests.support.versions import require_gguf_architecture
 
 PROMPTS = [[5, 9, 11, 5, 9], [30, 31, 32], [8, 8, 8, 8]]
 # Gate and up projections of experts in different formats, one of them without blocks.
@@ -62,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_converted_weights_equal_those_of_transformers(tmp_path: Path, name: str) -> None:
-    path = WRITERS[name](tmp_path / "tiny.gguf")
+    path = _written(name, tmp_path)
     converted = load_model(path, unpack=True)
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path,
@@ -80,7 +82,7 @@ def test_converted_weights_equal_those_of_transformers(tmp_path: Path, name: str
 def test_answers_from_packed_weights_equal_those_of_the_converted_model(
     tmp_path: Path, name: str
 ) -> None:
-    path = WRITERS[name](tmp_path / "tiny.gguf")
+    path = _written(name, tmp_path)
     packed, converted = load_model(path, unpack=False), load_model(path, unpack=True)
     found, expected = packed.state_dict(), converted.state_dict()
     assert found.keys() == expected.keys()
@@ -95,6 +97,21 @@ def test_answers_from_packed_weights_equal_those_of_the_converted_model(
         for model in (packed, converted)
     )
     assert [out.token_ids for out in first] == [out.token_ids for out in second]
+
+
+def _written(name: str, folder: Path) -> Path:
+    if name == "lfm2":
+        require_gguf_architecture(name)
+    return WRITERS[name](folder / "tiny.gguf")
+
+
+def test_architectures_unknown_to_the_gguf_package_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_experts(tmp_path / "tiny.gguf")
+    monkeypatch.delitem(gguf.MODEL_ARCH_NAMES, gguf.MODEL_ARCH.QWEN3MOE)
+    with pytest.raises(ConfigError, match=r"gguf package does not know qwen3moe.*Upgrade"):
+        load_model(path)
 
 
 def _numbers(weight: Any) -> Any:
@@ -164,6 +181,7 @@ def test_each_expert_is_multiplied_without_a_copy() -> None:
 
 def test_buffers_of_a_checkpoint_are_read(tmp_path: Path) -> None:
     """Gemma 4 scales each layer's output by a buffer that the file contains."""
+    require_gguf_architecture("gemma4")
     model = AutoModelForCausalLM.from_config(tiny_config("gemma4_text"), dtype=torch.bfloat16)
     for layer, each in enumerate(model.model.layers):
         each.layer_scalar.fill_(0.5 + layer)

@@ -20,7 +20,7 @@ def write_hybrid(path: Path) -> Path:
     """Write an LFM2 model with two short convolutions and one attention layer."""
     writer = new_writer(path, "lfm2", 3)
     writer.add_head_count_kv([0, KV_HEADS, 0])
-    writer.add_shortconv_l_cache(3)
+    writer.add_uint32("lfm2.shortconv.l_cache", 3)
     shapes: Shapes = {"token_embd_norm.weight": (HIDDEN,)}
     for layer in range(3):
         shapes |= of_layer(layer, {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)} | feed_forward())
@@ -80,7 +80,7 @@ def write_qwen35(path: Path, kind: str = "Q8_0", experts: bool = False) -> Path:
     writer.add_uint32(f"{architecture}.full_attention_interval", 2)
     writer.add_ssm_conv_kernel(4)
     writer.add_ssm_state_size(size)
-    writer.add_ssm_group_count(key_heads)
+    writer.add_uint32(f"{architecture}.ssm.group_count", key_heads)
     writer.add_ssm_time_step_rank(value_heads)
     writer.add_ssm_inner_size(value_heads * size)
     if experts:

@@ -21,6 +21,7 @@ from tests.support.recurrent_models import BRANCHING, CHAINED, WINDOWED
 from tests.support.refused_models import REFUSED
 from tests.support.rotary_models import PHI, PHI_AUDIO, PHI_VISION, ROTARY, long_rope
 from tests.support.tree_models import CHAINS, HEADS, SLIDING, TREES, gpt2, llama
+from tests.support.versions import require_model_type
 
 _TABLE = (
     TREES
@@ -83,6 +84,7 @@ CHAIN_CASES = [
 def make(name: str, implementation: str = "eager") -> Any:
     """Return a model with random weights, biases, norm offsets and sinks."""
     model_type, options = _TABLE[name]
+    require_model_type(model_type)
     config = AutoConfig.for_model(model_type, **options)
     torch.manual_seed(0)
     auto = {"t5": AutoModelForSeq2SeqLM, "whisper": AutoModelForSpeechSeq2Seq}.get(

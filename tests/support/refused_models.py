@@ -40,7 +40,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
 _PICKS = r"selects or compresses keys by blocks \(minimax_m3_sparse layers\)"
 REASONS = {
     "deepseek_v32": "selects keys with an indexer",
-    "recurrent_gemma": "in a cache class of its own", "t5": "an encoder-decoder",
+    # The configuration of transformers 5.19 has another name for the recurrent layers.
+    "recurrent_gemma": "in a cache class of its own|outside transformers' cache layers",
+    "t5": "an encoder-decoder",
     "whisper": "an encoder-decoder",
     "minimax_m3": _PICKS,
     "openai-gpt": "has no key/value cache", "xlnet": "has no key/value cache",
