@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers.models.lfm2 import modeling_lfm2
 
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
@@ -33,6 +35,13 @@ def test_all_mixers_of_tree_models_run_our_recurrences(name: str) -> None:
     found = mixers(name)
     assert found
     assert all(recurrence_mixer(mixer) for mixer in found)
+
+
+def test_functions_that_no_kernel_can_replace_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions of LFM3 are not wrapped in transformers 5.23."""
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        monkeypatch.setattr(modeling_lfm2, name, inspect.unwrap(getattr(modeling_lfm2, name)))
+    assert recurrence_mixer(mixers("lfm2")[0]) is not None
 
 
 def test_replaced_forward_methods_and_hooks_keep_their_own() -> None:

@@ -45,6 +45,7 @@ _UNUSED = frozenset(
         "mamba_inner_fn",
     }
 )
+_KNOWN = _UNUSED | _RECURRENCES.keys()
 
 
 class RecurrenceMixer:
@@ -134,20 +135,22 @@ def recurrence_mixer(
         return None
     if getattr(twin, "activation", None) not in ACTIVATIONS or not _takes_states_only(forward):
         return None
-    names, known = _function_names(forward), {*_RECURRENCES, *_UNUSED}
-    return RecurrenceMixer(twin, forward, override) if names and names <= known else None
+    names = _function_names(forward)
+    return RecurrenceMixer(twin, forward, override) if names and names <= _KNOWN else None
 
 
 def _function_names(forward: FunctionType) -> set[str]:
     """Return the names of the recurrence functions that a `forward` method may call.
 
-    These are the functions that transformers wraps so that a faster kernel can replace them.
+    These are the known functions, and those that transformers wraps so that a faster kernel can
+    replace them.
     """
     values = forward.__globals__
     return {
         name
         for name in forward.__code__.co_names
-        if isinstance(values.get(name), FunctionType) and hasattr(values[name], "__wrapped__")
+        if isinstance(values.get(name), FunctionType)
+        and (name in _KNOWN or hasattr(values[name], "__wrapped__"))
     }
 
 
