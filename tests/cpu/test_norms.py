@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
-    GraniteMoeHybridRMSNormGated,
-)
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
 from paceline.backend.products import Products
 from paceline.cpu.backend import CPU, CpuBackend
@@ -182,6 +180,6 @@ def test_a_norm_with_a_replaced_forward_is_left_alone() -> None:
 
 
 def test_norms_with_a_gate_are_left_to_their_modules() -> None:
-    gated = GraniteMoeHybridRMSNormGated(64, group_size=64, eps=_EPS).bfloat16()
+    gated = Qwen3NextRMSNormGated(64, eps=_EPS).bfloat16()
     plain = norm_module(LlamaRMSNorm, 64, torch.bfloat16)
     assert found(gated, plain) == (plain,)
