@@ -13,9 +13,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 COMPILED := paceline/__pycache__/.compiled
 KERNELS := $(shell grep -rl 'util.compiled import' paceline --include='*.py')
-# Every drafter, the drop-in for transformers, the server, GGUF files.
+GGUF_KINDS := tests/model/test_gguf_architectures.py
+# Every drafter, the drop-in for transformers, the server, GGUF files; recurrent layers, experts, refused models.
 SMOKE := tests/test_lossless.py::test_greedy_equals_generate tests/integrations/test_equality.py \
-         tests/serve/test_openai_client.py tests/model/test_gguf.py
+         tests/serve/test_openai_client.py tests/model/test_gguf.py \
+         $(GGUF_KINDS)::test_converted_weights_equal_those_of_transformers \
+         $(GGUF_KINDS)::test_drafts_do_not_change_answers_of_packed_experts \
+         tests/engine/test_recurrent.py tests/model/test_recurrence_mixers.py \
+         tests/model/test_window_mixer.py tests/model/test_layer_states.py \
+         tests/invariance/test_experts.py tests/cpu/test_norms.py \
+         tests/model/test_architectures.py::test_models_that_cannot_be_rolled_back_are_refused
 # What Python has compiled is kept: with this set, every process would compile torch and transformers for itself.
 unexport PYTHONDONTWRITEBYTECODE
 # This checkout, whatever other one the caller's path names.
