@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.argument_checks import is_number, require
-from paceline.engine.settings import CACHE_MEMORY_SHARE
+from paceline.engine.settings import CACHE_MEMORY_SHARE, GIB
 from paceline.errors import ConfigError
 from paceline.util.config import require_count
 from paceline.util.machine import available_memory
@@ -53,7 +53,7 @@ def max_cache_bytes(model: LoadedModel, cache_gib: float | None) -> int | None:
             raise ConfigError(
                 f"\0cache_gib\0: got {cache_gib!r}; expected a positive number of GiB, or None."
             )
-        return int(cache_gib * (1 << 30))
+        return int(cache_gib * GIB)
     available = (
         torch.cuda.mem_get_info(model.device)[0]
         if model.device.type == "cuda"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,12 +16,14 @@ from paceline.core.tree import IntArray
 from paceline.engine.cache_space import CacheSpace, EqualSlots, SlotRegions, region_length
 from paceline.engine.settings import (
     CHECKPOINT_SHARE,
+    GIB,
     INHERITED_SHARE,
     MIN_PREFIX_TOKENS,
+    MIN_REQUEST_TOKENS,
     SPARE_NODE_POSITIONS,
     UNKNOWN_MEMORY,
 )
-from paceline.errors import CapacityError
+from paceline.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
     from paceline.core.target import Target
@@ -38,6 +41,8 @@ class KVCacheManager:
         max_bytes: Maximum size of the cache in bytes; None means no limit.
     Attributes:
         reused: Number of prompt tokens found in the cache so far.
+    Raises:
+        ConfigError: The cache cannot hold even one request.
     """
 
     def __init__(
@@ -57,6 +62,23 @@ class KVCacheManager:
             model, max_slots, max_bytes, self._kept, self._forget_oldest
         )
         self.reused = 0
+        self._require_space()
+
+    def _require_space(self) -> None:
+        """Check that the cache can hold the shortest request."""
+        positions = MIN_REQUEST_TOKENS + SPARE_NODE_POSITIONS
+        if self._max_bytes is None or self._space.max_positions(1) >= positions:
+            return
+        needed = self._model.state_bytes + positions * self._model.position_bytes
+        if self._max_kept and self._model.keeps_states:
+            needed = int(needed / (1 - CHECKPOINT_SHARE))
+        # Rounded up, so that the stated value is large enough.
+        smallest = math.ceil((needed + 1) / GIB * 1e6) / 1e6
+        raise ConfigError(
+            f"\0cache_gib\0: got {self._max_bytes / GIB:.3g} GiB; expected at least"
+            f" {smallest:.6f}, the memory for a request of {MIN_REQUEST_TOKENS} tokens."
+            " Raise it, or load a smaller model."
+        )
 
     def preallocate(self, max_length: int | None) -> None:
         """Prepare the cache for its maximum size, so that it grows without copies.

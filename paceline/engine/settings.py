@@ -33,6 +33,12 @@ UNLIMITED_POSITIONS = 1 << 40
 # as copying it.
 MIN_PREFIX_TOKENS = 16
 
+# Number of bytes in a unit of `cache_gib`.
+GIB = 1 << 30
+
+# Number of tokens in the shortest request: one of the prompt, and one of the answer.
+MIN_REQUEST_TOKENS = 2
+
 # Fraction of the available memory that the KV cache may use if `cache_gib` is not given.
 CACHE_MEMORY_SHARE = 0.8
 

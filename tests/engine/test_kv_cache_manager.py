@@ -96,6 +96,13 @@ def test_memory_must_be_a_positive_number(model: Any, value: Any) -> None:
         LLM(model, "none", cache_gib=value)
 
 
+def test_memory_must_hold_the_shortest_request(model: Any) -> None:
+    least = gib_for_slots(LLM(model, "none"), 1, 34)
+    LLM(model, "none", cache_gib=least).generate([[3]], SamplingParams(max_new_tokens=1))
+    with pytest.raises(ConfigError, match="the memory for a request of 2 tokens"):
+        LLM(model, "none", cache_gib=0.9 * least)
+
+
 def test_full_cache_makes_requests_wait(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(model, "none", max_batch=4)
     resize = llm.model.slots.resize

@@ -182,9 +182,26 @@ def test_batch_invariance_reports_why_it_is_off() -> None:
         LLM(unknown, "none", batch_invariant=True)
 
 
-def test_states_count_towards_the_cache_memory() -> None:
-    llm = LLM(make("granitemoehybrid"), "none", max_batch=2, cache_gib=1e-5)
-    with pytest.raises(CapacityError, match="cache has memory"):
+@pytest.mark.parametrize("keep_prefixes", [0, 1])
+@pytest.mark.parametrize("name", ["granitemoehybrid", "mamba2", "lfm2"])
+def test_cache_without_space_for_a_request_is_refused(name: str, keep_prefixes: int) -> None:
+    options: Any = {"max_batch": 2, "keep_prefixes": keep_prefixes}
+    with pytest.raises(ConfigError, match=r"cache_gib: got .* at least") as error:
+        LLM(make(name), "none", cache_gib=1e-6, **options)
+    smallest = float(str(error.value).split("at least ")[1].split(",")[0])
+    llm = LLM(make(name), "none", cache_gib=smallest, **options)
+    (out,) = llm.generate([[3]], SamplingParams(max_new_tokens=1))
+    assert out.stats.new_tokens == 1
+    with pytest.raises(ConfigError, match="cache_gib: got"):
+        LLM(make(name), "none", cache_gib=0.8 * smallest, **options)
+
+
+def test_cache_without_space_for_long_requests_refuses_them() -> None:
+    model = make("granitemoehybrid")
+    target = LLM(model, "none").model
+    limit = (target.state_bytes + 40 * target.position_bytes) / 2**30
+    llm = LLM(model, "none", max_batch=2, cache_gib=limit)
+    with pytest.raises(CapacityError, match="expected at most 8, for which the cache has memory"):
         llm.generate([[3, 4, 5]], PARAMS)
 
 
