@@ -71,7 +71,8 @@ class LLM(ChatFacade):
             are batch-invariant if a check at load time finds a slowdown below 5 %. False turns
             batch invariance off.
         fixed_shapes: Whether decode steps use only a few tensor shapes, so that CUDA can run the
-            steps as captured graphs. "auto" (default) uses fixed shapes on CUDA only.
+            steps as captured graphs. "auto" (default) uses fixed shapes on CUDA only. Models with
+            recurrent layers never use fixed shapes.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when the cache is
             full. On a GPU, the engine allocates all of this memory at once. Default: the cache
             grows as needed, up to most of the available memory.

@@ -63,6 +63,14 @@ def test_answers_equal_generate(kind: str) -> None:
     assert references[0] != references[2], "the answers must depend on the images"
 
 
+@pytest.mark.parametrize("kind", sorted(RECURRENT))
+def test_recurrent_models_run_without_fixed_shapes(kind: str) -> None:
+    llm = llm_of(kind, fixed_shapes=True)
+    assert llm.model.takes_trees
+    (answer,) = llm.generate([prompt(kind, 0)], SamplingParams(20))
+    assert answer.token_ids == expected(kind, prompt(kind, 0).text, [image(0)], 20)
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_strategy_equals_generate(kind: str) -> None:
     """Compare a padded batch of two prompts with images, its logits and its cache."""

@@ -47,7 +47,8 @@ class CachedLM(ForwardPasses):
         chains: Whether to verify only chains (draft trees without branches), even if the model's
             `forward` method accepts masks. Default False.
         fixed_shapes: Whether to pad decode steps to a few fixed shapes, so that CUDA can replay
-            them as captured graphs. "auto" uses fixed shapes on CUDA only.
+            them as captured graphs. "auto" uses fixed shapes on CUDA only. Models with recurrent
+            layers never use fixed shapes.
     Attributes:
         prefill_chunk: Maximum number of pending tokens per request in one forward pass.
         min_rows: Minimum number of rows in a forward pass and in its LM head.
@@ -103,7 +104,7 @@ class CachedLM(ForwardPasses):
 
     def _use_fixed_shapes(self) -> None:
         """Set up decode passes with fixed shapes, if the options allow them."""
-        on_cuda = self.device.type == "cuda" and not self.architecture.states
+        on_cuda = self.device.type == "cuda"
         if self._fixed_shapes is True or (self._fixed_shapes == "auto" and on_cuda):
             self._runner.fixed_shapes = fixed_shape_runner(
                 self._model,

@@ -171,6 +171,8 @@ def fixed_shape_runner(
 ) -> FixedShapeRunner | None:
     """Return a runner for a model, or None if the model cannot run with fixed shapes.
 
+    Recurrent layers cannot, because their passes depend on the number of each row's tokens.
+
     Args:
         model: The transformers model.
         view: The model's `ModelView`: a copy whose modules compute the forward passes.
@@ -183,6 +185,7 @@ def fixed_shape_runner(
     has_attention = takes_trees(model.device.type) if facts.by_position else facts.tree_attention
     possible = (
         has_attention
+        and not facts.states
         and facts.takes_position_ids
         and groups is not None
         and view.state.text_lengths is None
