@@ -6,6 +6,7 @@ transformers rejects some block formats.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import struct
 from collections.abc import Iterator
@@ -17,10 +18,13 @@ from typing import NamedTuple
 # Sizes of metadata values in bytes, by type.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
+_FLOAT_BYTES = 4
 _ALIGNMENT_KEY, _DEFAULT_ALIGNMENT = b"general.alignment", 32
 _MAX_ALIGNMENT = 4096
 # Metadata lists with one value per token or merge; the configuration does not depend on them.
 _LONG_LISTS = tuple(b"tokenizer.ggml." + name for name in (b"merges", b"scores", b"token_type"))
+# Tensors with factors of rotary frequencies, which belong to the configuration.
+ROPE_VECTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _COUNTS = 8  # offset of the numbers of tensors and metadata entries, after magic and version
 
 
@@ -53,12 +57,23 @@ def list_tensors(path: Path) -> tuple[list[ListedTensor], int]:
     """
     with _mapped(path) as content:
         header = _Header(content)
-        alignment = _DEFAULT_ALIGNMENT
-        for entry in header.metadata:
-            if entry.key == _ALIGNMENT_KEY:
-                alignment = int.from_bytes(content[entry.value : entry.end], "little")
-        begin = -(-header.end // alignment) * alignment
-    return [_listed(entry, begin) for entry in header.tensors], begin
+    return [_listed(entry, header.data) for entry in header.tensors], header.data
+
+
+def header_digest(path: Path) -> bytes:
+    """Return the SHA-256 of a GGUF file's header and its factors of rotary frequencies.
+
+    Args:
+        path: GGUF file, as for `list_tensors`.
+    """
+    with _mapped(path) as content, memoryview(content) as view:
+        header = _Header(content)
+        digest = hashlib.sha256(view[: header.data])
+        for name, shape, _, offset in header.tensors:
+            if name in ROPE_VECTORS:
+                begin = header.data + offset
+                digest.update(view[begin : begin + prod(shape) * _FLOAT_BYTES])
+        return digest.digest()
 
 
 def copy_header(path: Path, copy: Path) -> None:
@@ -129,6 +144,7 @@ class _Header:
         metadata: Locations of the metadata entries.
         tensors: Name, shape, format and relative offset of each tensor.
         end: Offset of the first byte after the tensors.
+        data: Offset of the data, which is aligned.
     """
 
     def __init__(self, content: mmap.mmap) -> None:
@@ -137,6 +153,11 @@ class _Header:
         num_tensors, num_entries = self._read("<QQ")
         self.metadata = [self._read_entry() for _ in range(num_entries)]
         self.tensors = [self._read_tensor() for _ in range(num_tensors)]
+        alignment = _DEFAULT_ALIGNMENT
+        for entry in self.metadata:
+            if entry.key == _ALIGNMENT_KEY:
+                alignment = int.from_bytes(content[entry.value : entry.end], "little")
+        self.data = -(-self.end // alignment) * alignment
 
     def _read_entry(self) -> _Entry:
         begin = self.end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from paceline.errors import ConfigError
 from paceline.model import gguf
 from paceline.model.gguf_config import read_config
-from paceline.model.settings import MAX_HEADER_BYTES
+from paceline.model.gguf_directory import header_digest
 from paceline.util import cache
 
 KIND = "gguf-header-v5"  # increase the number when the written files change
@@ -77,13 +76,13 @@ def _headers_checksum(files: Sequence[Path]) -> str:
 
 @lru_cache(maxsize=64)
 def _header_digest(path: Path, size: int, time_ns: int) -> bytes:
-    """Return the SHA-256 of the part of a file that holds its header."""
-    with path.open("rb") as file:
-        if not size:
-            return b""
-        # The file is memory-mapped, so that reading the header allocates no memory.
-        with mmap.mmap(file.fileno(), min(size, MAX_HEADER_BYTES), access=mmap.ACCESS_READ) as head:
-            return hashlib.sha256(head).digest()
+    """Return the SHA-256 of everything that `describe` reads from a file."""
+    try:
+        return header_digest(path)
+    except OSError:
+        raise
+    except Exception:  # a damaged header, which `describe` reports and never stores
+        return b""
 
 
 def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.model import gguf
+from paceline.model.gguf_directory import ROPE_VECTORS
 
 _TYPE, _NONE = "rope.scaling.type", "none"
 _FACTOR, _ORIGINAL = "rope.scaling.factor", "rope.scaling.original_context_length"
@@ -25,11 +26,7 @@ _NUMBERS = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-_FACTORS, _LONG, _SHORT = (
-    "rope_freqs.weight",
-    "rope_factors_long.weight",
-    "rope_factors_short.weight",
-)
+_FACTORS, _LONG, _SHORT = ROPE_VECTORS
 # Llama 3.1 and later use these values in every published model; only the factor differs.
 _LLAMA3 = {
     "low_freq_factor": 1.0,

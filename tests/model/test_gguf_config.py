@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
-from transformers import Gemma3TextConfig, LlamaConfig, Phi3Config
+from transformers import AutoConfig, Gemma3TextConfig, LlamaConfig, Phi3Config
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
+from paceline.model import gguf_header
 from paceline.model.gguf_config import complete_config
 from paceline.model.gguf_rope import set_rope_scaling
 from paceline.model.loading import load_model
@@ -112,6 +113,23 @@ def test_packed_and_converted_models_use_the_scaling(
         for model in models
     )
     assert first == second
+
+
+def test_files_that_differ_in_factors_alone_get_their_own_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    factors = []
+    for factor in (8.0, 4.0):
+
+        def rope(writer: Any, factor: float = factor) -> None:
+            writer.add_tensor("unused.weight", np.zeros(1 << 26, np.uint8).view(np.float32))
+            add_llama3(writer, factor)
+
+        path = write_gguf(tmp_path / f"{factor}.gguf", "Q8_0", rope=rope)
+        config = AutoConfig.from_pretrained(gguf_header.described([path]))
+        factors.append(config.rope_parameters["factor"])
+    assert factors == [8.0, 4.0]
 
 
 def test_a_file_with_unknown_factors_is_refused(

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from paceline.model.gguf_directory import copy_header, list_tensors
+from paceline.model.gguf_directory import copy_header, header_digest, list_tensors
 from tests.support.gguf import write_gguf
+from tests.support.gguf_rope import add_llama3
 
 gguf = pytest.importorskip("gguf")
 
@@ -63,3 +64,19 @@ def test_the_copy_of_a_header_has_the_same_configuration(tmp_path: Path, kind: s
     assert copy.stat().st_size < path.stat().st_size / 4
     configs = [AutoConfig.from_pretrained(tmp_path, gguf_file=file.name) for file in (path, copy)]
     assert configs[0].to_dict() == configs[1].to_dict()
+
+
+def test_the_digest_covers_the_header_and_the_rotary_factors(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0", rope=add_llama3)
+    content, digest = path.read_bytes(), header_digest(path)
+    tensors = {tensor.name: tensor.offset for tensor in list_tensors(path)[0]}
+    name, factors, weight = (
+        content.index(b"tiny"),
+        tensors["rope_freqs.weight"],
+        tensors["output.weight"],
+    )
+    for offset, is_covered in ((name, True), (factors, True), (weight, False)):
+        changed = bytearray(content)
+        changed[offset] ^= 1
+        path.write_bytes(changed)
+        assert (header_digest(path) != digest) == is_covered

@@ -37,6 +37,6 @@ def add_linear(writer: Any) -> None:
     writer.add_rope_scaling_factor(4.0)
 
 
-def add_llama3(writer: Any) -> None:
+def add_llama3(writer: Any, scale: float = 8.0) -> None:
     """Add the factors of Llama 3.1 for the frequencies of `write_gguf`."""
-    writer.add_tensor("rope_freqs.weight", llama3_factors(8.0, 16, 10000.0))
+    writer.add_tensor("rope_freqs.weight", llama3_factors(scale, 16, 10000.0))
