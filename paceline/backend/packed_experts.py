@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from paceline.backend.block_formats import BF16
 from paceline.backend.packed_tensor import PackedTensor
 from paceline.backend.packed_weight import PackedWeight
 
@@ -44,6 +45,14 @@ class PackedExperts(PackedTensor):
     def __repr__(self, **_: object) -> str:  # type: ignore[override]
         """Return the formats and shape, because torch would print all values."""
         return f"PackedExperts({', '.join(map(repr, self.parts))}, {self.shape[0]} experts)"
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the name of the format of each part."""
+        return tuple(
+            part.block_format.name if isinstance(part, PackedWeight) else BF16.name
+            for part in self.parts
+        )
 
     def multiply_rows(self, rows: Tensor, expert: int, multiply: Multiply) -> Tensor:
         """Return rows @ weight.T for the weight of one expert.

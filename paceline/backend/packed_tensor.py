@@ -69,6 +69,11 @@ class PackedTensor(Tensor):
             copied._is_param = True  # as torch.nn.Parameter marks parameters of other classes
         return copied
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the names of the formats in which the numbers are stored."""
+        raise NotImplementedError
+
     def same(self) -> Self:
         """Return a new tensor object that shares the stored numbers."""
         raise NotImplementedError

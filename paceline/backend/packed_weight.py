@@ -85,6 +85,11 @@ class PackedWeight(PackedTensor):
         weight.blocks, weight.block_format, weight.order = blocks, block_format, order
         return weight
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the name of the block format."""
+        return (self.block_format.name,)
+
     def same(self) -> PackedWeight:
         """Return a new tensor object that shares the blocks."""
         return self.like(self.order)

@@ -25,7 +25,8 @@ def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
     """Return a checksum of everything on which a model's results and speed depend.
 
     Args:
-        model: Model; its configuration, parameter shapes and module types enter the checksum.
+        model: Model; its configuration, the shapes and formats of its parameters, and its module
+            types enter the checksum.
         extra_facts: Additional facts on which the measurement depends, as JSON values.
     """
     config = {
@@ -34,7 +35,7 @@ def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
         if key not in ("_name_or_path", "transformers_version")
     }
     shapes = [
-        (name, list(weight.shape), str(weight.dtype), weight.requires_grad, str(type(weight)))
+        (name, list(weight.shape), str(weight.dtype), weight.requires_grad, _storage(weight))
         for name, weight in model.named_parameters()
     ]
     kinds = [
@@ -64,6 +65,11 @@ def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
         **extra_facts,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _storage(weight: torch.Tensor) -> str:
+    """Return a parameter's type, and the formats of its blocks if it is packed."""
+    return " ".join([str(type(weight)), *getattr(weight, "formats", ())])
 
 
 def _accelerator(device: torch.device) -> list[Any]:

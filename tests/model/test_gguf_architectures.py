@@ -31,6 +31,7 @@ from paceline.model.identity import model_identity
 from paceline.model.loading import load_model
 from paceline.model.packed_model import load_described
 from paceline.model.weight_formats import packed_formats, with_plain_weights
+from paceline.util.environment_key import environment_key
 from tests.support.gguf import write_gguf, written
 from tests.support.gguf_architectures import (
     write_experts,
@@ -122,6 +123,13 @@ def test_formats_of_experts_are_counted(tmp_path: Path) -> None:
     model = load_model(write_experts(tmp_path / "tiny.gguf", MIXED), unpack=False)
     assert set(packed_formats(model)) == {"Q4_0", "Q5_0", "Q8_0"}
     assert packed_formats(with_plain_weights(model)) == ()
+
+
+def test_each_format_of_experts_has_its_own_measurements(tmp_path: Path) -> None:
+    files = [
+        write_experts(tmp_path / f"{kind}.gguf", {"down_exps": kind}) for kind in ("Q4_0", "Q8_0")
+    ]
+    assert len({environment_key(load_model(file, unpack=False)) for file in files}) == 2
 
 
 @pytest.mark.parametrize("invariant", [True, False])

@@ -27,6 +27,7 @@ from paceline.model.gguf_tensors import empty_model
 from paceline.model.identity import Sketch, model_identity
 from paceline.model.loading import load_model
 from paceline.model.weight_formats import packed_formats, with_plain_weights
+from paceline.util.environment_key import environment_key
 from tests.support.gguf import EOS, EOT, TEMPLATE, write_gguf
 from tests.support.shared import reference
 from tests.support.tiny_configs import tiny_config
@@ -59,6 +60,13 @@ def test_answers_equal_those_of_the_converted_model(tmp_path: Path, kind: str) -
         for model in (packed, unpacked)
     )
     assert [out.token_ids for out in first] == [out.token_ids for out in second]
+
+
+def test_each_format_has_its_own_measurements(tmp_path: Path) -> None:
+    files = [write_gguf(tmp_path / f"{kind}.gguf", kind) for kind in ("Q4_0", "Q8_0")]
+    keys = [environment_key(load_model(file, unpack=False)) for file in (*files, files[0])]
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[2]
 
 
 @pytest.mark.parametrize("tied", [False, True])
