@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.model import gguf, gguf_header
 from paceline.util import cache
 
-KIND = "gguf-v2"  # increase the number when the written files change
+KIND = "gguf-v3"  # increase the number when the written files change
 
 
 def converted(file: str | Path) -> Path:

@@ -19,7 +19,7 @@ from paceline.model.gguf_config import read_config
 from paceline.model.gguf_directory import header_digest
 from paceline.util import cache
 
-KIND = "gguf-header-v5"  # increase the number when the written files change
+KIND = "gguf-header-v6"  # increase the number when the written files change
 _TOKEN_ATTRIBUTES = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 

@@ -6,6 +6,7 @@ of the original checkpoint, especially in long texts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +26,10 @@ _NUMBERS = {
     _ORIGINAL: "original_max_position_embeddings",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
+    # llama.cpp's converter writes the original checkpoint's value; llama.cpp ignores it.
+    "rope.scaling.yarn_attn_factor": "attention_factor",
 }
+_ATTENTION, _LOG = "rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier"
 _FACTORS, _LONG, _SHORT = ROPE_VECTORS
 # Llama 3.1 and later use these values in every published model; only the factor differs.
 _LLAMA3 = {
@@ -59,19 +63,34 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
     header = gguf.architecture_values(metadata)
     long, short, factors = read(_LONG), read(_SHORT), read(_FACTORS)
     kind = str(header.get(_TYPE, "linear"))  # as in llama.cpp
-    if header.get("rope.scaling.yarn_attn_factor", 1.0) != 1.0:
-        raise ValueError("a YaRN attention factor")
     if long is not None and short is not None:
         _set_longrope(config, parameters, header, (long, short))
+    elif header.get(_ATTENTION, 1.0) != 1.0 and kind != "yarn":
+        raise ValueError(f"an attention factor with rotary scaling {kind!r}")
     elif factors is not None and parameters is rope_parameters:
         _set_llama3(config, parameters, factors)
     elif kind == "yarn":
-        options = {name: header[key] for key, name in _NUMBERS.items() if key in header}
-        parameters |= {"rope_type": kind} | options
+        parameters |= {"rope_type": kind} | _yarn_options(header)
     elif kind == "linear" and header.get(_FACTOR, 1.0) != 1.0:
         parameters |= {"rope_type": kind, "factor": header[_FACTOR]}
     elif kind not in (_NONE, "linear", "longrope"):
         raise ValueError(f"rotary scaling {kind!r}")
+
+
+def _yarn_options(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of YaRN.
+
+    Raises:
+        ValueError: The header contains a log multiplier, whose counterpart (`mscale`) it lacks.
+    """
+    if header.get(_LOG):
+        raise ValueError("a YaRN log multiplier")
+    options = {name: header[key] for key, name in _NUMBERS.items() if key in header}
+    multiple = header.get(_ATTENTION, 1.0)  # of YaRN's own attention factor, as in llama.cpp
+    if multiple != 1.0:
+        default = 1.0 + 0.1 * math.log(max(1.0, header[_FACTOR]))
+        options["attention_factor"] = multiple * options.get("attention_factor", default)
+    return options
 
 
 def _set_longrope(
@@ -91,7 +110,7 @@ def _set_longrope(
         "short_factor": short,
         "original_max_position_embeddings": original,
     }
-    attention_factor = header.get("rope.scaling.attn_factor")
+    attention_factor = header.get(_ATTENTION)
     if attention_factor is not None:
         parameters["attention_factor"] = attention_factor
 

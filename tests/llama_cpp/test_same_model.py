@@ -20,7 +20,12 @@ from tests.support.gguf_architectures import (
     write_qwen35,
 )
 from tests.support.gguf_dense import DENSE
-from tests.support.gguf_rope import add_linear, add_llama3, add_yarn
+from tests.support.gguf_rope import (
+    add_linear,
+    add_llama3,
+    add_yarn,
+    add_yarn_with_attention,
+)
 from tests.support.llama_cpp import needs_library
 from tests.support.versions import require_gguf_architecture
 
@@ -37,6 +42,7 @@ TOLERANCE = 0.3
 FILES: dict[str, Callable[[Path], Path]] = {
     "llama": write_gguf,
     "yarn": lambda path: write_gguf(path, rope=add_yarn),
+    "yarn-attention": lambda path: write_gguf(path, rope=add_yarn_with_attention),
     "linear": lambda path: write_gguf(path, rope=add_linear),
     "llama3": lambda path: write_gguf(path, rope=add_llama3),
     "qwen2moe": lambda path: write_qwen2_moe(path, "F32"),

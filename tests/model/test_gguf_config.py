@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
 from transformers import AutoConfig, Gemma3TextConfig, LlamaConfig, Phi3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
@@ -70,6 +72,37 @@ def test_yarn_and_linear_scaling() -> None:
     assert (found["rope_type"], found["factor"]) == ("linear", 2.0)
     assert scaled(LlamaConfig(), {"type": "linear", "factor": 1.0})["rope_type"] == "default"
     assert scaled(LlamaConfig(), {"type": "none"})["rope_type"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, 1 + 0.1 * math.log(4)),
+        ({"attn_factor": 0.5}, 0.5 + 0.05 * math.log(4)),
+        ({"yarn_attn_factor": 0.7}, 0.7),
+        ({"attn_factor": 0.5, "yarn_attn_factor": 0.7}, 0.35),
+    ],
+)
+def test_attention_factors_of_yarn(values: dict[str, float], expected: float) -> None:
+    config = LlamaConfig()
+    scaled(config, {"type": "yarn", "factor": 4.0, "original_context_length": 4096} | values)
+    _, factor = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
+    assert factor == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"type": "linear", "factor": 4.0, "attn_factor": 0.5}, "attention factor with rotary"),
+        ({"attn_factor": 0.5}, "attention factor with rotary"),
+        ({"type": "yarn", "factor": 4.0, "yarn_log_multiplier": 0.5}, "YaRN log multiplier"),
+    ],
+)
+def test_attention_factors_without_a_counterpart_are_refused(
+    values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        scaled(LlamaConfig(), values)
 
 
 def test_layers_with_a_window_stay_unscaled() -> None:

@@ -31,6 +31,12 @@ def add_yarn(writer: Any) -> None:
     writer.add_rope_scaling_orig_ctx_len(64)
 
 
+def add_yarn_with_attention(writer: Any) -> None:
+    """Add the same YaRN scaling, with a multiple of its attention factor."""
+    add_yarn(writer)
+    writer.add_float32(f"{writer.arch}.rope.scaling.attn_factor", 0.7)
+
+
 def add_linear(writer: Any) -> None:
     """Add linear scaling by 4."""
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
