@@ -95,7 +95,8 @@ def order_of_rows(
     parts = [part.reshape(shape) for part, shape in zip(split, probes, strict=True)]
     joined = np.concatenate(parts, axis=max(-2, -parts[0].ndim))
     try:
-        changed = conversion.converted(name, [part.copy() for part in parts])
+        with np.errstate(invalid="ignore"):  # Mamba's logarithm of negated decay rates
+            changed = conversion.converted(name, [part.copy() for part in parts])
     except Exception:  # transposed or split tensors have other numbers of axes
         return CHANGED
     if changed.shape != joined.shape:
@@ -133,7 +134,7 @@ class _ProcessorConversion:
         # Maps the name of each tensor that is part of the weight, without its suffix, to `name`.
         fused: dict[str, str] = {}
         self._processor.perform_fallback_tensor_mapping(fused, "", "", name)
-        several = tuple(f"{part}.weight" for part, weight in fused.items() if weight == name)
+        several = tuple(self._stored(part) for part, weight in fused.items() if weight == name)
         return several if several and all(part in self._tensors for part in several) else ()
 
     def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -151,11 +152,15 @@ class _ProcessorConversion:
         changed: NDArray[Any] = fused[name].numpy() if name in fused else result.weights
         return changed
 
+    def _stored(self, base: str) -> str:
+        """Return the full name of a tensor, which may have the suffix ".weight"."""
+        return base if base in self._tensors else f"{base}.weight"
+
     def _stored_name(self, name: str) -> str | None:
         """Return the name of a weight's tensor in the file; None if it is unknown."""
         named = self._names.get_name(name)  # if the parameter's name does not end with "weight"
         if named is not None:
-            return f"{named}.weight"
+            return self._stored(named)
         base, _, suffix = name.rpartition(".")
         while base:
             stored = self._names.get_name(base)

@@ -16,6 +16,8 @@ from tests.support.gguf import write_gguf
 from tests.support.gguf_architectures import (
     write_experts,
     write_hybrid,
+    write_mamba,
+    write_minimax,
     write_qwen2_moe,
     write_qwen35,
 )
@@ -45,6 +47,8 @@ FILES: dict[str, Callable[[Path], Path]] = {
     "yarn-attention": lambda path: write_gguf(path, rope=add_yarn_with_attention),
     "linear": lambda path: write_gguf(path, rope=add_linear),
     "llama3": lambda path: write_gguf(path, rope=add_llama3),
+    "mamba": lambda path: write_mamba(path, "F32"),
+    "minimax-m2": lambda path: write_minimax(path, "F32"),
     "qwen2moe": lambda path: write_qwen2_moe(path, "F32"),
     "qwen3moe": write_experts,
     "lfm2": write_hybrid,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from tests.support.gguf import write_gguf, written
 from tests.support.gguf_architectures import (
     write_experts,
     write_hybrid,
+    write_mamba,
+    write_minimax,
     write_qwen2_moe,
     write_qwen35,
 )
@@ -49,6 +52,8 @@ MIXED = {"gate_exps": "Q5_0", "up_exps": "BF16", "down_exps": "Q8_0"}
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "llama": lambda path: write_gguf(path, "Q4_1"),
     "lfm2": write_hybrid,
+    "mamba": write_mamba,
+    "minimax-m2-moe": write_minimax,
     "qwen2moe": write_qwen2_moe,
     "qwen3moe": write_experts,
     "qwen3moe-mixed": lambda path: write_experts(path, MIXED),
@@ -251,6 +256,14 @@ def test_the_order_of_rows_is_found(
 ) -> None:
     found = order_of_rows(_Function(function), "weight", [shape])
     assert found == CHANGED if isinstance(expected, int) else np.array_equal(found, expected)
+
+
+def test_undefined_results_of_a_conversion_cause_no_warnings() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        order = order_of_rows(_Function(lambda rows: np.log(-rows)), "weight", [(4, 3)])
+    assert isinstance(order, int)
+    assert not caught
 
 
 def test_sizes_of_experts_come_from_the_header(tmp_path: Path) -> None:

@@ -64,6 +64,48 @@ def write_qwen2_moe(path: Path, kind: str = "Q4_0") -> Path:
     return write(writer, path, shapes, kind)
 
 
+def write_minimax(path: Path, kind: str = "Q4_0") -> Path:
+    """Write a MiniMax-M2 with one layer, which rotates half of every head."""
+    writer = new_writer(path, "minimax-m2", 1, mlp=EXPERT_MLP)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_rope_dimension_count(HEAD_SIZE // 2)
+    _add_experts(writer, 2)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    norms: Shapes = {
+        "attn_norm": (HIDDEN,),
+        "ffn_norm": (HIDDEN,),
+        "attn_q_norm": (HEADS * HEAD_SIZE,),
+        "attn_k_norm": (KV_HEADS * HEAD_SIZE,),
+    }
+    shapes = of_layer(0, attention() | norms | _experts())
+    shapes |= {"output.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    return write(writer, path, shapes | {"blk.0.exp_probs_b.bias": (EXPERTS,)}, kind)
+
+
+def write_mamba(path: Path, kind: str = "Q4_0") -> Path:
+    """Write a Mamba with two layers."""
+    inner, states, rank = 2 * HIDDEN, 16, 32
+    writer = new_writer(path, "mamba", 2)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_state_size(states)
+    writer.add_ssm_time_step_rank(rank)
+    writer.add_ssm_inner_size(inner)
+    mixer: Shapes = {
+        "attn_norm": (HIDDEN,),
+        "ssm_in": (2 * inner, HIDDEN),
+        "ssm_conv1d": (inner, 4),
+        "ssm_x": (rank + 2 * states, inner),
+        "ssm_dt": (inner, rank),
+        "ssm_out": (HIDDEN, inner),
+    }
+    shapes: Shapes = {"output_norm.weight": (HIDDEN,)}
+    for layer in range(2):
+        shapes |= of_layer(layer, mixer)
+        shapes |= {f"blk.{layer}.ssm_a": (inner, states), f"blk.{layer}.ssm_d": (inner,)}
+        shapes |= {f"blk.{layer}.ssm_{name}.bias": (inner,) for name in ("conv1d", "dt")}
+    return write(writer, path, shapes, kind)
+
+
 def write_qwen35(path: Path, kind: str = "Q8_0", experts: bool = False) -> Path:
     """Write a Qwen3.5 with two linear attention and two full attention layers.
 
@@ -110,13 +152,15 @@ def write_qwen35(path: Path, kind: str = "Q8_0", experts: bool = False) -> Path:
     return write(writer, path, shapes, kind)
 
 
-def new_writer(path: Path, architecture: str, layers: int, head_size: int = HEAD_SIZE) -> Any:
+def new_writer(
+    path: Path, architecture: str, layers: int, head_size: int = HEAD_SIZE, mlp: int = MLP
+) -> Any:
     """Return a writer with the sizes of a tiny model and a tokenizer."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
     writer.add_context_length(256)
     writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(MLP)
+    writer.add_feed_forward_length(mlp)
     writer.add_head_count(HEADS)
     writer.add_key_length(head_size)
     writer.add_value_length(head_size)
@@ -186,14 +230,15 @@ def write(
     kinds: Mapping[str, str] | None = None,
     scale: float = 0.1,
 ) -> Path:
-    """Write random weights; vectors, convolutions and routers are in float32."""
+    """Write random weights; vectors, convolutions, routers and decay rates are in float32."""
     random = np.random.default_rng(0)
     for name, shape in ({"token_embd.weight": (VOCAB, HIDDEN)} | shapes).items():
         values = random.normal(float("norm" in name), scale, shape).astype(np.float32)
         if name.endswith("ssm_a"):
             values = -np.exp(values)  # the file holds decay rates below 0
         chosen = next((own for part, own in (kinds or {}).items() if part in name), kind)
-        is_matrix = len(shape) > 1 and not any(part in name for part in ("conv", "gate_inp"))
+        is_plain = name.endswith("ssm_a") or any(part in name for part in ("conv", "gate_inp"))
+        is_matrix = len(shape) > 1 and not is_plain
         stored = gguf.GGMLQuantizationType[chosen if is_matrix else "F32"]
         packed = gguf.quants.quantize(values, stored)
         plain = stored in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
