@@ -27,6 +27,10 @@ _PACKAGES = ("gguf", "accelerate")
 _END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
+class UnsupportedContent(ValueError):
+    """Raised for content of a GGUF file that the transformers model cannot represent."""
+
+
 def is_gguf(source: str | Path) -> bool:
     """Return whether `source` names a GGUF file."""
     return Path(source).suffix.lower() == SUFFIX

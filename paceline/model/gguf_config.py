@@ -51,7 +51,7 @@ def complete_config(config: Any, metadata: Mapping[str, Any]) -> None:
         config: Configuration as transformers reads it from the header.
         metadata: Metadata in the header.
     Raises:
-        ValueError: The file contains experts, but the configuration does not.
+        UnsupportedContent: The file contains experts, but the configuration does not.
     """
     architecture = str(metadata["general.architecture"])
     header = gguf.architecture_values(metadata)
@@ -60,7 +60,9 @@ def complete_config(config: Any, metadata: Mapping[str, Any]) -> None:
             setattr(config, name, header[key])
     num_experts = header.get("expert_count", 0)
     if num_experts and num_experts not in [getattr(config, name, 0) for name in _EXPERT_COUNTS]:
-        raise ValueError(f"{num_experts} experts in a model of type {config.model_type}")
+        raise gguf.UnsupportedContent(
+            f"{num_experts} experts in a model of type {config.model_type}"
+        )
     parameters = getattr(config, "rope_parameters", None)
     if parameters and "rope_theta" in parameters and "rope.freq_base" in header:
         parameters["rope_theta"] = header["rope.freq_base"]

@@ -61,7 +61,7 @@ def list_tensors(path: Path) -> tuple[list[ListedTensor], int]:
 
 
 def header_digest(path: Path) -> bytes:
-    """Return the SHA-256 of a GGUF file's header and its factors of rotary frequencies.
+    """Return the SHA-256 of a GGUF file's header and rotary factors.
 
     Args:
         path: GGUF file, as for `list_tensors`.

@@ -21,6 +21,7 @@ from paceline.util import cache
 
 KIND = "gguf-header-v6"  # increase the number when the written files change
 _TOKEN_ATTRIBUTES = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+_OTHER_WAYS = "Use the original model, or run this file in llama.cpp (\0engine='llama.cpp'\0)."
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 
@@ -137,8 +138,8 @@ def describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
         with gguf.quiet():
             config = read_config(path, metadata, folder)
             if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-                raise ValueError(
-                    f"architecture {metadata['general.architecture']} is not a decoder"
+                raise gguf.UnsupportedContent(
+                    f"architecture {metadata['general.architecture']}, which is not a decoder"
                 )
             table = gguf_tensors.read(files)
             set_rope_scaling(config, metadata, lambda name: table.vector(files, name))
@@ -149,12 +150,14 @@ def describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
             tokenizer = gguf.read_tokenizer(path, metadata, config)
     except (ConfigError, OSError):
         raise
+    except gguf.UnsupportedContent as error:
+        raise gguf.refused(path, str(error), _OTHER_WAYS) from error
     except Exception as error:  # the readers raise many types for a file they cannot read
         reason = " ".join(str(error).split()) or type(error).__name__
         raise gguf.refused(
             path,
             f"one that transformers {transformers.__version__} cannot read ({reason})",
-            "Use the original model, or run this file in llama.cpp (\0engine='llama.cpp'\0).",
+            _OTHER_WAYS,
         ) from error
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)

@@ -51,7 +51,7 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
         metadata: Metadata in the header.
         read: Function that reads a vector from the file.
     Raises:
-        ValueError: transformers does not support the scaling in the file.
+        UnsupportedContent: transformers does not support the scaling in the file.
     """
     rope_parameters = getattr(config, "rope_parameters", None)
     if not rope_parameters:
@@ -66,7 +66,7 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
     if long is not None and short is not None:
         _set_longrope(config, parameters, header, (long, short))
     elif header.get(_ATTENTION, 1.0) != 1.0 and kind != "yarn":
-        raise ValueError(f"an attention factor with rotary scaling {kind!r}")
+        raise gguf.UnsupportedContent(f"an attention factor with rotary scaling {kind!r}")
     elif factors is not None and parameters is rope_parameters:
         _set_llama3(config, parameters, factors)
     elif kind == "yarn":
@@ -74,17 +74,17 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
     elif kind == "linear" and header.get(_FACTOR, 1.0) != 1.0:
         parameters |= {"rope_type": kind, "factor": header[_FACTOR]}
     elif kind not in (_NONE, "linear", "longrope"):
-        raise ValueError(f"rotary scaling {kind!r}")
+        raise gguf.UnsupportedContent(f"rotary scaling {kind!r}")
 
 
 def _yarn_options(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of YaRN.
 
     Raises:
-        ValueError: The header contains a log multiplier, whose counterpart (`mscale`) it lacks.
+        UnsupportedContent: The header contains a log multiplier, but not its counterpart `mscale`.
     """
     if header.get(_LOG):
-        raise ValueError("a YaRN log multiplier")
+        raise gguf.UnsupportedContent("a YaRN log multiplier")
     options = {name: header[key] for key, name in _NUMBERS.items() if key in header}
     multiple = header.get(_ATTENTION, 1.0)  # of YaRN's own attention factor, as in llama.cpp
     if multiple != 1.0:
@@ -119,7 +119,7 @@ def _set_llama3(config: Any, parameters: dict[str, Any], factors: NDArray[np.flo
     """Set the rotary scaling of Llama 3.1 to match the frequency factors in a file.
 
     Raises:
-        ValueError: The factors are not those of Llama 3.1 or a later model.
+        UnsupportedContent: The factors are not those of Llama 3.1 or a later model.
     """
     if np.all(factors == 1.0):
         return
@@ -132,4 +132,4 @@ def _set_llama3(config: Any, parameters: dict[str, Any], factors: NDArray[np.flo
     if expected.shape != factors.shape or not np.allclose(expected, factors, rtol=_TOLERANCE):
         parameters.clear()
         parameters.update(unscaled)
-        raise ValueError("rotary frequency factors other than those of Llama 3.1")
+        raise gguf.UnsupportedContent("rotary frequency factors other than those of Llama 3.1")

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from paceline.backend.block_formats import F32
-from paceline.model.gguf import refused
+from paceline.model.gguf import UnsupportedContent, refused
 from paceline.model.gguf_conversion import conversion_of, loaded_names, order_of_rows
 from paceline.model.gguf_directory import list_tensors
 from paceline.model.settings import MAX_HEADER_BYTES
@@ -81,14 +81,14 @@ class TensorTable:
             model: Model, which may be without weights.
             architecture: Name of the architecture in the file.
         Raises:
-            ValueError: A weight has no tensor in the file, or a layer's tensor has no weight.
+            UnsupportedContent: A weight has no tensor, or a layer's tensor has no weight.
         """
         self.architecture = architecture
         conversion = conversion_of(architecture, model, self.tensors)
         sources = {name: conversion.sources(name) for name in loaded_names(model)}
         missing = [name for name, tensors in sources.items() if not tensors]
         if missing:
-            raise ValueError(f"no weights for {', '.join(sorted(missing)[:3])}")
+            raise UnsupportedContent(f"no weights for {', '.join(sorted(missing)[:3])}")
         self._require_all_used(model, {name for names in sources.values() for name in names})
         for name, tensors in sources.items():
             shapes = [self.tensors[tensor].shape for tensor in tensors]
@@ -107,19 +107,19 @@ class TensorTable:
             if (match := _OF_LAYER.match(name)) and int(match[1]) < layers and "rot" not in name
         ]
         if unused:
-            raise ValueError(f"weights that {type(model).__name__} lacks: {min(unused)}")
+            raise UnsupportedContent(f"weights that {type(model).__name__} lacks: {min(unused)}")
 
     def vector(self, files: Sequence[Path], name: str) -> NDArray[np.float32] | None:
         """Read a one-dimensional float32 tensor; return None if the files lack it.
 
         Raises:
-            ValueError: The tensor is not in float32 format.
+            UnsupportedContent: The tensor is not in float32 format.
         """
         entry = self.tensors.get(name)
         if entry is None:
             return None
         if entry.type_id != F32.type_id:
-            raise ValueError(f"{name} in a format other than F32")
+            raise UnsupportedContent(f"{name} in a format other than F32")
         (size,) = entry.shape
         return np.fromfile(files[entry.file], np.float32, size, offset=entry.offset)
 
@@ -160,7 +160,8 @@ def read(files: Sequence[Path]) -> TensorTable:
 
     Raises:
         ConfigError: A header is too long, a file is truncated, or two tensors overlap.
-        ValueError: The format of a tensor is unknown, or two tensors have the same name.
+        UnsupportedContent: Two tensors have the same name.
+        ValueError: The format of a tensor is unknown.
     """
     tensors: dict[str, TensorEntry] = {}
     for index, path in enumerate(files):
@@ -171,7 +172,7 @@ def read(files: Sequence[Path]) -> TensorTable:
             if tensor.offset < end:
                 raise refused(path, f"a tensor {tensor.name} that overlaps the one before it")
             if tensor.name in tensors:
-                raise ValueError(f"two tensors named {tensor.name}")
+                raise UnsupportedContent(f"two tensors named {tensor.name}")
             end = tensor.offset + tensor.num_bytes
             entry = TensorEntry(index, tensor.offset, tensor.type_id, tensor.shape)
             tensors[tensor.name] = entry

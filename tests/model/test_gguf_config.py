@@ -175,5 +175,7 @@ def test_a_file_with_unknown_factors_is_refused(
 
     path = write_gguf(tmp_path / "tiny.gguf", "Q8_0", rope=rope)
     for unpack in (True, False):
-        with pytest.raises(ConfigError, match=r"frequency factors other than those of Llama 3\.1"):
+        with pytest.raises(
+            ConfigError, match=r"got rotary frequency factors other than those of Ll"
+        ):
             load_model(path, unpack=unpack)
