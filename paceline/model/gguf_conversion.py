@@ -6,7 +6,7 @@ Most conversions keep all rows of a tensor, possibly in another order. Such tens
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,9 +22,6 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from paceline.errors import ConfigError
 
-# Stands for a row permutation if file and model differ in more than the order of the rows.
-CHANGED = -1
-
 
 class Conversion(Protocol):
     """Turns tensors of a GGUF file into the weights of a transformers model."""
@@ -38,12 +35,12 @@ class Conversion(Protocol):
             name: Name of the weight in the transformers model.
         """
 
-    def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def converted(self, name: str, numbers: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Compute a weight from the tensors that make it up.
 
         Args:
             name: Name of the weight in the transformers model.
-            numbers: Values of the tensors that `sources` names, in the same order.
+            numbers: Values of the tensors that `sources` names, by tensor name.
         """
 
 
@@ -72,8 +69,8 @@ def loaded_names(model: PreTrainedModel) -> Iterator[str]:
 
 
 def order_of_rows(
-    conversion: Conversion, name: str, shapes: Sequence[Sequence[int]]
-) -> NDArray[np.int64] | int:
+    conversion: Conversion, name: str, shapes: Mapping[str, Sequence[int]]
+) -> NDArray[np.int64] | None:
     """Return the row permutation that a conversion applies to a weight.
 
     To find the permutation, the function converts tensors that contain row indices.
@@ -81,14 +78,14 @@ def order_of_rows(
     Args:
         conversion: Conversion to examine.
         name: Name of a weight of the model.
-        shapes: Shapes of the tensors that make up the weight.
+        shapes: Shapes of the tensors that make up the weight, by name.
     Returns:
-        For every row of the weight, the index of that row in the file. `CHANGED` means that the
-        conversion does more than reorder rows. For tensors with more than two axes and for weights
-        made from several tensors, the result is either the original order or `CHANGED`.
+        For every row of the weight, the index of that row in the file. None means that the
+        conversion does more than reorder rows. For tensors with more than two axes and for weights made from
+        several tensors, the result is either the original order or None.
     """
     # The values start at 1, so that scaling or shifting changes all of them.
-    probes = [(*shape[:-1], 1) if len(shape) > 1 else tuple(shape) for shape in shapes]
+    probes = [(*shape[:-1], 1) if len(shape) > 1 else tuple(shape) for shape in shapes.values()]
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in probes]
     every = np.arange(1.0, sum(sizes) + 1)
     split = np.split(every, np.cumsum(sizes)[:-1])
@@ -96,15 +93,16 @@ def order_of_rows(
     joined = np.concatenate(parts, axis=max(-2, -parts[0].ndim))
     try:
         with np.errstate(invalid="ignore"):  # Mamba's logarithm of negated decay rates
-            changed = conversion.converted(name, [part.copy() for part in parts])
+            numbers = {source: part.copy() for source, part in zip(shapes, parts, strict=True)}
+            changed = conversion.converted(name, numbers)
     except Exception:  # transposed or split tensors have other numbers of axes
-        return CHANGED
+        return None
     if changed.shape != joined.shape:
-        return CHANGED
+        return None
     if np.array_equal(changed, joined):
         return np.arange(len(every))
     if joined.ndim != 2 or len(parts) > 1 or not np.array_equal(np.sort(changed, 0), joined):
-        return CHANGED
+        return None
     return changed[:, 0].astype(np.int64) - 1
 
 
@@ -137,15 +135,14 @@ class _ProcessorConversion:
         several = tuple(self._stored(part) for part, weight in fused.items() if weight == name)
         return several if several and all(part in self._tensors for part in several) else ()
 
-    def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def converted(self, name: str, numbers: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Compute a weight from the values of the tensors that `sources` names."""
-        sources = self.sources(name)
-        keys = dict.fromkeys((*sources, *(part.removesuffix(".weight") for part in sources)), name)
+        keys = dict.fromkeys((*numbers, *(part.removesuffix(".weight") for part in numbers)), name)
         # A processor returns the weight. If the weight consists of several tensors, the processor
         # stores it in `fused` instead.
         fused: dict[str, Any] = {}
         parsed = {"config": self._config, "tensors": fused}
-        for source, values in zip(sources, numbers, strict=True):
+        for source, values in numbers.items():
             result = self._processor.process(
                 weights=values, name=source, tensor_key_mapping=keys, parsed_parameters=parsed
             )
@@ -194,15 +191,15 @@ class _MappedConversion:
         """Return the names of the tensors that make up a weight; empty if there are none."""
         return tuple(tensor for _, tensor in self._matches.get(name, ()))
 
-    def converted(self, name: str, numbers: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    def converted(self, name: str, numbers: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """Compute a weight from the values of the tensors that `sources` names."""
-        patterns = [pattern for pattern, _ in self._matches[name]]
-        if patterns[0] is None:
-            return numbers[0]
-        converter = self._converters[patterns[0]]
+        matches = self._matches[name]
+        first, source = matches[0]
+        if first is None:
+            return numbers[source]
+        converter = self._converters[first]
         tensors: dict[Any, Any] = {
-            pattern: torch.from_numpy(values)
-            for pattern, values in zip(patterns, numbers, strict=True)
+            pattern: torch.from_numpy(numbers[tensor]) for pattern, tensor in matches
         }
         for operation in converter.operations:
             tensors = operation.convert(

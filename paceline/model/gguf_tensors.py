@@ -49,12 +49,14 @@ class WeightEntry(NamedTuple):
         tensors: Names of the tensors in the file. The weight consists of the rows of all these
             tensors. If it has an axis of experts, the tensors are joined separately per expert.
         order: Index of the weight's row permutation in `TensorTable.orders`. None means that the
-            file and the model store the rows in the same order. `CHANGED` means that the file and
-            the model differ in more than the order of the rows.
+            file and the model store the rows in the same order.
+        is_converted: Whether the file and the model differ in more than the order of the rows. If
+            so, `order` is None.
     """
 
     tensors: Sequence[str]
     order: int | None
+    is_converted: bool = False
 
 
 @dataclass(slots=True)
@@ -91,9 +93,10 @@ class TensorTable:
             raise UnsupportedContent(f"no weights for {', '.join(sorted(missing)[:3])}")
         self._require_all_used(model, {name for names in sources.values() for name in names})
         for name, tensors in sources.items():
-            shapes = [self.tensors[tensor].shape for tensor in tensors]
-            order = self._index_of(order_of_rows(conversion, name, shapes))
-            self.weights[name] = WeightEntry(tensors, order)
+            shapes = {tensor: self.tensors[tensor].shape for tensor in tensors}
+            order = order_of_rows(conversion, name, shapes)
+            index = None if order is None else self._index_of(order)
+            self.weights[name] = WeightEntry(tensors, index, order is None)
 
     def _require_all_used(self, model: PreTrainedModel, used: Set[str]) -> None:
         """Raise an error if a tensor of a decoder layer belongs to no weight of the model.
@@ -123,9 +126,8 @@ class TensorTable:
         (size,) = entry.shape
         return np.fromfile(files[entry.file], np.float32, size, offset=entry.offset)
 
-    def _index_of(self, order: NDArray[np.int64] | int) -> int | None:
-        if isinstance(order, int):
-            return order
+    def _index_of(self, order: NDArray[np.int64]) -> int | None:
+        """Store a row permutation, and return its index; None if it changes nothing."""
         if np.array_equal(order, np.arange(len(order))):
             return None
         rows = order.tolist()

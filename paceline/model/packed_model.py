@@ -19,7 +19,7 @@ from paceline.backend.packed_experts import PackedExperts
 from paceline.backend.packed_weight import PackedWeight
 from paceline.errors import ConfigError
 from paceline.model import gguf, gguf_header
-from paceline.model.gguf_conversion import CHANGED, Conversion, conversion_of
+from paceline.model.gguf_conversion import Conversion, conversion_of
 from paceline.model.gguf_tensors import TensorEntry, TensorTable, WeightEntry, empty_model
 from paceline.model.settings import INPUT_MULTIPLE, OUTPUT_MULTIPLE
 
@@ -156,11 +156,11 @@ class _WeightLoader:
         if self._packed and _is_packable(module, name, entries, weight):
             order = None if weight.order is None else torch.tensor(self._table.orders[weight.order])
             tensor = _pack(blocks[0], entries[0], order)
-        elif self._packed and weight.order is None and are_packable_experts(module):
+        elif self._packed and not weight.is_converted and are_packable_experts(module):
             parts = [_pack(*part, None) for part in zip(blocks, entries, strict=True)]
             tensor = PackedExperts(parts, entries[0].shape[0])
         else:
-            tensor = self._unpack(name, blocks, entries)
+            tensor = self._unpack(name, weight, blocks, entries)
         if tuple(tensor.shape) != expected:
             raise ConfigError(
                 f"cannot load a causal language model: got weights that do not match the metadata:"
@@ -170,16 +170,22 @@ class _WeightLoader:
         return tensor
 
     def _unpack(
-        self, name: str, blocks: Sequence[Tensor], entries: Sequence[TensorEntry]
+        self,
+        name: str,
+        weight: WeightEntry,
+        blocks: Sequence[Tensor],
+        entries: Sequence[TensorEntry],
     ) -> Tensor:
         """Return a weight unpacked to bfloat16, converted as in transformers' GGUF loader."""
-        numbers = [
-            _numbers(part, _format_of(entry.type_id)).reshape(entry.shape)
-            for part, entry in zip(blocks, entries, strict=True)
-        ]
-        if len(numbers) > 1 or self._table.weights[name].order is not None:
-            numbers = [self._conversion.converted(name, numbers)]
-        return torch.from_numpy(np.ascontiguousarray(numbers[0])).bfloat16()
+        numbers = {
+            tensor: _numbers(part, _format_of(entry.type_id)).reshape(entry.shape)
+            for tensor, part, entry in zip(weight.tensors, blocks, entries, strict=True)
+        }
+        if len(numbers) > 1 or weight.order is not None or weight.is_converted:
+            values = self._conversion.converted(name, numbers)
+        else:
+            (values,) = numbers.values()
+        return torch.from_numpy(np.ascontiguousarray(values)).bfloat16()
 
 
 def is_multiplied(module: nn.Module) -> bool:
@@ -194,7 +200,7 @@ def _is_packable(
     return (
         is_multiplied(module)
         and name.endswith(".weight")
-        and weight.order != CHANGED
+        and not weight.is_converted
         and len(entries) == 1
         and len(shape) == 2
         and shape[0] % OUTPUT_MULTIPLE == 0
