@@ -41,7 +41,32 @@ def read_config(path: Path, metadata: Mapping[str, Any], folder: Path) -> Any:
     config = AutoConfig.from_pretrained(str(folder), gguf_file=copy.name, local_files_only=True)
     copy.unlink()
     complete_config(config, metadata)
+    if metadata["general.architecture"] == "gemma4":
+        return _gemma4_config(config, gguf.architecture_values(metadata))
     return config
+
+
+def _gemma4_config(config: Any, header: Mapping[str, Any]) -> Any:
+    """Return the configuration of a Gemma 4 with the sizes, kinds and bases of its layers."""
+    values = config.to_dict()
+    del values["per_layer_config"]  # computed from the sizes below
+    bases = {"sliding_attention": "rope.freq_base_swa", "full_attention": "rope.freq_base"}
+    kinds = ["sliding_attention", "full_attention"]
+    return type(config)(
+        **values
+        | {
+            "head_dim": header["attention.key_length_swa"],
+            "global_head_dim": header["attention.key_length"],
+            "layer_types": [
+                kinds[0 if slides else 1] for slides in header["attention.sliding_window_pattern"]
+            ],
+            "rope_parameters": {
+                kind: values["rope_parameters"][kind] | {"rope_theta": header[bases[kind]]}
+                for kind in kinds
+            },
+            "vocab_size_per_layer_input": config.vocab_size,
+        }
+    )
 
 
 def complete_config(config: Any, metadata: Mapping[str, Any]) -> None:

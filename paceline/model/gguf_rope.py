@@ -37,6 +37,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_INFINITE = 1e29  # a factor from here on disables the rotation
 _TOLERANCE = 1e-3  # of frequency factors, which converters compute in float32
 
 # Returns the numbers of a tensor in the file, or None if the file lacks the tensor.
@@ -58,10 +59,13 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
         return
     # Layers with a sliding window use unscaled frequencies.
     parameters = rope_parameters.get("full_attention", rope_parameters)
-    if parameters.get("rope_type", "default") != "default":
+    long, short, factors = read(_LONG), read(_SHORT), read(_FACTORS)
+    kind = parameters.get("rope_type", "default")
+    if kind == "proportional" and factors is not None:
+        _set_proportional(parameters, factors)
+    if kind != "default":
         return
     header = gguf.architecture_values(metadata)
-    long, short, factors = read(_LONG), read(_SHORT), read(_FACTORS)
     kind = str(header.get(_TYPE, "linear"))  # as in llama.cpp
     if long is not None and short is not None:
         _set_longrope(config, parameters, header, (long, short))
@@ -75,6 +79,18 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
         parameters |= {"rope_type": kind, "factor": header[_FACTOR]}
     elif kind not in (_NONE, "linear", "longrope"):
         raise gguf.UnsupportedContent(f"rotary scaling {kind!r}")
+
+
+def _set_proportional(parameters: dict[str, Any], factors: NDArray[np.float32]) -> None:
+    """Set the rotated share of every head, as in Gemma 4.
+
+    Raises:
+        UnsupportedContent: The factors also scale frequencies.
+    """
+    rotated = factors == 1.0
+    if not np.all(rotated | (factors >= _INFINITE)):
+        raise gguf.UnsupportedContent("rotary frequency factors in a model that rotates a share")
+    parameters["partial_rotary_factor"] = float(rotated.mean())
 
 
 def _yarn_options(header: Mapping[str, Any]) -> dict[str, Any]:

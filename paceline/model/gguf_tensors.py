@@ -23,7 +23,9 @@ from paceline.model.settings import MAX_HEADER_BYTES
 
 HEAD = "output.weight"  # a file without it ties the LM head to the embedding
 TABLE_FILE = "tensors.json"
-_OF_LAYER = re.compile(r"blk\.(\d+)\.")
+_OF_LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
+# Tensors of layers that use the keys and values of earlier layers; files may contain them.
+_REPLACED = {"attn_k", "attn_v", "attn_k_norm"}
 
 
 class TensorEntry(NamedTuple):
@@ -103,11 +105,15 @@ class TensorTable:
 
         Tensors of additional layers, such as layers for multi-token prediction, are ignored.
         """
-        layers = int(model.config.get_text_config(decoder=True).num_hidden_layers)
+        config = model.config.get_text_config(decoder=True)
+        layers = int(config.num_hidden_layers)
+        num_own = layers - (getattr(config, "num_kv_shared_layers", None) or 0)
         unused = [
             name
             for name in self.tensors.keys() - used
-            if (match := _OF_LAYER.match(name)) and int(match[1]) < layers and "rot" not in name
+            if (match := _OF_LAYER.match(name))
+            and int(match[1]) < (num_own if match[2] in _REPLACED else layers)
+            and "rot" not in name
         ]
         if unused:
             raise UnsupportedContent(f"weights that {type(model).__name__} lacks: {min(unused)}")

@@ -42,6 +42,7 @@ from tests.support.gguf_architectures import (
     write_qwen2_moe,
     write_qwen35,
 )
+from tests.support.gguf_dense import write_gemma4
 from tests.support.packed import packed_weight
 from tests.support.tiny_configs import tiny_config
 from tests.support.versions import require_gguf_architecture
@@ -51,6 +52,7 @@ PROMPTS = [[5, 9, 11, 5, 9], [30, 31, 32], [8, 8, 8, 8]]
 MIXED = {"gate_exps": "Q5_0", "up_exps": "BF16", "down_exps": "Q8_0"}
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "llama": lambda path: write_gguf(path, "Q4_1"),
+    "gemma4": write_gemma4,
     "lfm2": write_hybrid,
     "mamba": write_mamba,
     "minimax-m2-moe": write_minimax,

@@ -15,16 +15,18 @@ from numpy.typing import NDArray
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
 
-from transformers import AutoConfig, Gemma3TextConfig, LlamaConfig, Phi3Config
+from transformers import AutoConfig, Gemma3TextConfig, Gemma4TextConfig, LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.model import gguf_header
+from paceline.model.gguf import UnsupportedContent
 from paceline.model.gguf_config import complete_config
 from paceline.model.gguf_rope import set_rope_scaling
 from paceline.model.loading import load_model
 from tests.support.gguf import write_gguf
+from tests.support.gguf_dense import write_gemma4
 from tests.support.gguf_rope import add_linear, add_llama3, add_yarn, llama3_factors
 
 PROMPT = [(7 * index) % 60 + 3 for index in range(150)]
@@ -121,6 +123,28 @@ def test_factors_of_long_and_short_texts() -> None:
     assert (found["short_factor"], found["long_factor"]) == ([1.0, 2.0], [3.0, 2.0])
     assert found["attention_factor"] == 1.25
     assert config.original_max_position_embeddings == 2048
+
+
+def test_the_share_of_a_head_that_rotates_comes_from_the_factors() -> None:
+    config = Gemma4TextConfig(num_hidden_layers=6)
+    factors = np.array([1.0] * 3 + [1e30] * 5, np.float32)
+    assert (
+        scaled(config, {}, rope_freqs=factors)["full_attention"]["partial_rotary_factor"] == 0.375
+    )
+    with pytest.raises(UnsupportedContent, match="rotates a share"):
+        scaled(config, {}, rope_freqs=factors * 2)
+
+
+def test_layers_of_gemma_4_come_from_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    config: Any = load_model(write_gemma4(tmp_path / "tiny.gguf"), unpack=False).config
+    assert config.layer_types == ["sliding_attention", "full_attention"] * 2
+    assert [config.per_layer_config[layer].head_dim for layer in range(4)] == [16, 32] * 2
+    assert config.rope_parameters["sliding_attention"]["rope_theta"] == 5000.0
+    assert config.rope_parameters["full_attention"]["rope_theta"] == 20000.0
+    assert config.vocab_size_per_layer_input == config.vocab_size
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(62, 16), (26, 256)])

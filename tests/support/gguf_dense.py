@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gguf
+import numpy as np
 
 from tests.support.gguf_architectures import (
     HEAD_SIZE,
@@ -65,6 +66,37 @@ def write_gemma3(path: Path, layers: int = 7, size: int = 256) -> Path:
     writer.add_rope_scaling_factor(8.0)
     shapes = _gemma_norms() | attention(size=size) | feed_forward()
     return _write(writer, path, shapes, head={}, layers=layers)
+
+
+def write_gemma4(path: Path) -> Path:
+    """Write a Gemma 4, whose last two of four layers use the keys and values of the others."""
+    size, window_size, inputs, layers = 32, 16, 16, 4
+    writer = new_writer(path, "gemma4", layers, size)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length_swa(window_size)
+    writer.add_value_length_swa(window_size)
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_dimension_count_swa(window_size)
+    writer.add_rope_freq_base_swa(5000.0)
+    writer.add_sliding_window(64)
+    writer.add_sliding_window_pattern([True, False] * 2)
+    writer.add_shared_kv_layers(2)
+    writer.add_embedding_length_per_layer_input(inputs)
+    writer.add_final_logit_softcapping(30.0)
+    # A factor of 1e30 stops a rotation.
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * 4 + [1e30] * 12, np.float32))
+    shapes: Shapes = {
+        "output_norm.weight": (HIDDEN,),
+        "per_layer_token_embd.weight": (VOCAB, inputs * layers),
+        "per_layer_model_proj.weight": (inputs * layers, HIDDEN),
+        "per_layer_proj_norm.weight": (inputs,),
+    }
+    of_each = _gemma_norms() | feed_forward()
+    of_each |= {"post_norm": (HIDDEN,), "inp_gate": (inputs, HIDDEN), "proj": (HIDDEN, inputs)}
+    for layer in range(layers):
+        shapes |= of_layer(layer, of_each | attention(size=size if layer % 2 else window_size))
+        writer.add_tensor(f"blk.{layer}.layer_output_scale.weight", np.ones(1, np.float32))
+    return write(writer, path, shapes, "F32")
 
 
 def write_phi3(path: Path) -> Path:
@@ -144,6 +176,7 @@ DENSE: dict[str, Callable[[Path], Path]] = {
     "qwen3": write_qwen3,
     "gemma2": write_gemma2,
     "gemma3": write_gemma3,
+    "gemma4": write_gemma4,
     "gemma3-27b": lambda path: write_gemma3(path, 62, 128),
     "phi3": write_phi3,
     "starcoder2": write_starcoder2,
