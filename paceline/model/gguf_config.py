@@ -47,7 +47,7 @@ def read_config(path: Path, metadata: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _gemma4_config(config: Any, header: Mapping[str, Any]) -> Any:
-    """Return the configuration of a Gemma 4 with the sizes, kinds and bases of its layers."""
+    """Return a Gemma 4's configuration with the properties of its layers."""
     values = config.to_dict()
     del values["per_layer_config"]  # computed from the sizes below
     bases = {"sliding_attention": "rope.freq_base_swa", "full_attention": "rope.freq_base"}
