@@ -25,19 +25,23 @@ class ExpertsKind:
     """Expert modules of a model that have the same type and the same shapes.
 
     Attributes:
-        module: First of these modules, which is timed on behalf of the others.
-        times: Number of modules, by which the measured time of `module` is multiplied.
+        modules: These modules. The first module is timed on behalf of the others.
         num_choices: Number of experts to which the router assigns each row.
     """
 
-    module: nn.Module
-    times: int
+    modules: tuple[nn.Module, ...]
     num_choices: int
+
+    @property
+    def module(self) -> nn.Module:
+        """First of these modules, which is timed on behalf of the others."""
+        return self.modules[0]
 
     @property
     def num_weights(self) -> int:
         """Total number of weights in all of these modules."""
-        return self.times * sum(weight.numel() for weight in self.module.parameters(recurse=False))
+        each = sum(weight.numel() for weight in self.module.parameters(recurse=False))
+        return len(self.modules) * each
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def experts_of(model: PreTrainedModel) -> tuple[ExpertsKind, ...]:
     config = model.config.get_text_config(decoder=True)
     known = (getattr(config, name, None) for name in _NUM_CHOICES)
     num_choices = next((count for count in known if isinstance(count, int)), _DEFAULT_CHOICES)
-    return tuple(ExpertsKind(alike[0], len(alike), num_choices) for alike in kinds.values())
+    return tuple(ExpertsKind(tuple(alike), num_choices) for alike in kinds.values())
 
 
 def time_experts(
@@ -92,7 +96,7 @@ def time_experts(
             calls = _calls(kind, num_rows, products, noise)
             rounds = [[stopwatch.seconds(call) for call in calls] for _ in range(NUM_ROUNDS)]
             for index, repeats in enumerate(zip(*rounds, strict=True)):
-                seconds[index] += kind.times * min(repeats)
+                seconds[index] += len(kind.modules) * min(repeats)
                 spreads.append(spread_of(repeats[1:]))  # the first repeat warms up
         for index in range(2):
             totals[index].append(seconds[index])

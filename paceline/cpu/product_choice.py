@@ -129,11 +129,11 @@ class Trial:
 
 def fastest(model: PreTrainedModel) -> Products:
     """Return the combination of matrix products with the fastest forward passes."""
-    routing = routing_overrides(model, CPU)
-    experts = {module: kind for module, kind in routing.items() if kind is ExpertsOverride}
+    modules, kinds = replaceable(model, CPU), experts_of(model)
+    experts = {module: ExpertsOverride for kind in kinds for module in kind.modules}
     # Packed experts always use paceline, because transformers would unpack them in every call.
     packed = {module: kind for module, kind in experts.items() if has_packed_experts(module)}
-    times = trial(model) if is_large(model) else Trial()
+    times = _trial(model, modules, kinds) if _are_large(modules, kinds) else Trial()
     min_rows, max_rows = times.range
     if not max_rows:
         return Products(routing=packed, backend=CPU)
@@ -175,13 +175,19 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 def trial(model: PreTrainedModel) -> Trial:
     """Return the times of a model's matrix products, and measure them if not cached."""
-    modules = replaceable(model, CPU)
+    return _trial(model, replaceable(model, CPU), experts_of(model))
+
+
+def _trial(
+    model: PreTrainedModel, modules: tuple[nn.Linear, ...], experts: Sequence[ExpertsKind]
+) -> Trial:
+    """Return the times of modules and experts, and measure them if not cached."""
     if not modules:
         return Trial()
     key = result_cache.ResultKey(
         _KIND, environment_key(model), f"product times of {model.__class__.__name__}", "trial.json"
     )
-    return result_cache.load_or_measure(key, lambda: _try(modules, experts_of(model)), _read)
+    return result_cache.load_or_measure(key, lambda: _try(modules, experts), _read)
 
 
 def _read(values: dict[str, Any]) -> Trial:
@@ -196,8 +202,12 @@ def _read(values: dict[str, Any]) -> Trial:
 
 def is_large(model: PreTrainedModel) -> bool:
     """Return whether a model is so large that timing its products saves time."""
-    size = sum(module.weight.numel() for module in replaceable(model, CPU))
-    return size + sum(experts.num_weights for experts in experts_of(model)) >= MIN_TIMED_WEIGHTS
+    return _are_large(replaceable(model, CPU), experts_of(model))
+
+
+def _are_large(modules: Sequence[nn.Linear], experts: Sequence[ExpertsKind]) -> bool:
+    size = sum(module.weight.numel() for module in modules)
+    return size + sum(kind.num_weights for kind in experts) >= MIN_TIMED_WEIGHTS
 
 
 class _Timed(NamedTuple):

@@ -14,8 +14,9 @@ from paceline import LLM, SamplingParams
 from paceline.backend.experts import ExpertsOverride, routing_overrides
 from paceline.backend.product_calls import DenseExpertsOverride, RouterOverride
 from paceline.backend.products import Products
+from paceline.cpu import expert_times, product_choice
 from paceline.cpu.backend import CPU
-from paceline.cpu.product_choice import everywhere, trial
+from paceline.cpu.product_choice import everywhere, fastest, trial
 from paceline.errors import ConfigError
 from paceline.invariance.invariance import resolve_batch_invariance
 from paceline.model.model_view import ModelView
@@ -187,3 +188,17 @@ def test_times_of_experts_count_for_the_cost() -> None:
     times = trial(mixture("mixtral"))
     assert len(times.our_experts) == len(times.torch_experts) == len(times.ours)
     assert min(times.our_experts + times.torch_experts) > 0
+
+
+def test_experts_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, searches = mixture("mixtral"), []
+
+    def search(*arguments: Any) -> Any:
+        searches.append(arguments)
+        return routing_overrides(*arguments)
+
+    monkeypatch.setattr(expert_times, "routing_overrides", search)
+    monkeypatch.setattr(product_choice, "routing_overrides", search)
+    monkeypatch.setattr(product_choice, "MIN_TIMED_WEIGHTS", 1)
+    fastest(model)
+    assert len(searches) == 1
