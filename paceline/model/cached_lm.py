@@ -47,8 +47,7 @@ class CachedLM(ForwardPasses):
         chains: Whether to verify only chains (draft trees without branches), even if the model's
             `forward` method accepts masks. Default False.
         fixed_shapes: Whether to pad decode steps to a few fixed shapes, so that CUDA can replay
-            them as captured graphs. "auto" uses fixed shapes on CUDA only. Models with recurrent
-            layers never use fixed shapes.
+            them as captured graphs. "auto" does so on CUDA only. Recurrent models never do.
     Attributes:
         prefill_chunk: Maximum number of pending tokens per request in one forward pass.
         min_rows: Minimum number of rows in a forward pass and in its LM head.

@@ -81,8 +81,8 @@ def order_of_rows(
         shapes: Shapes of the tensors that make up the weight, by name.
     Returns:
         For every row of the weight, the index of that row in the file. None means that the
-        conversion does more than reorder rows. For tensors with more than two axes and for weights made from
-        several tensors, the result is either the original order or None.
+        conversion does more than reorder rows. For tensors with more than two axes and for weights
+        made from several tensors, the result is either the original order or None.
     """
     # The values start at 1, so that scaling or shifting changes all of them.
     probes = [(*shape[:-1], 1) if len(shape) > 1 else tuple(shape) for shape in shapes.values()]
