@@ -238,7 +238,7 @@ def test_a_narrow_console_explains_only_its_columns(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     ("long", "words"),
-    [(0, ""), (1, "1 prompt was too long for"), (2, "2 prompts were too long for")],
+    [(0, ""), (1, "1 prompt was shortened to"), (2, "2 prompts were shortened to")],
 )
 def test_shortened_prompts_are_counted(bench: Bench, tmp_path: Path, long: int, words: str) -> None:
     prompts = tmp_path / "some.jsonl"
@@ -257,7 +257,7 @@ def test_shortened_prompts_are_counted(bench: Bench, tmp_path: Path, long: int, 
         limit=0,
     )
     assert result.cut_prompts == long
-    assert ("too long" in markdown(result)) == bool(long)
+    assert ("shortened" in markdown(result)) == bool(long)
     assert words in markdown(result)
     setting = " ".join(BenchPart.of("a part of a paper", result).setting)
     assert (f"{long} prompts too long" in setting) == bool(long)
