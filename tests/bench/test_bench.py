@@ -257,7 +257,7 @@ def test_shortened_prompts_are_counted(bench: Bench, tmp_path: Path, long: int, 
         limit=0,
     )
     assert result.cut_prompts == long
-    assert ("shortened" in markdown(result)) == bool(long)
+    assert ("shortened to" in markdown(result)) == bool(long)
     assert words in markdown(result)
     setting = " ".join(BenchPart.of("a part of a paper", result).setting)
     assert (f"{long} prompts too long" in setting) == bool(long)
