@@ -85,8 +85,8 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
         )
     elif not published:
         notes.append(
-            "This implementation also accepts window tokens and extends guesses from the pool,"
-            " which the scaling law ignores."
+            "The scaling law ignores that this implementation also accepts window tokens, and that"
+            " it extends guesses from the pool."
         )
         notes += [result.figure.equality()] if result.figure else []
     title = f"Figure 4: S as a function of W = G, measured (fitted), with {steps}"

@@ -197,13 +197,13 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         for comparison in picks.fronts(result.counts, result.config.head)
     ]
     notes = (
-        "Each row compares the acceptance head with a rival, which is another rule for the draft"
-        " length. A rule's Pareto front consists of its best settings: no other setting has both"
+        "Each row compares the acceptance head with another rule for the draft length, the rival."
+        " A rule's Pareto front consists of its best settings: no other setting has both"
         " fewer target forward passes and fewer discarded tokens. in reach: number of settings on"
-        " the rival's Pareto front whose discard rate is in the range of the head's Pareto front,"
-        " which is interpolated linearly. head below, head above: number of settings in"
-        " reach for which the head needs fewer (below) or more (above) target forward passes than"
-        " the rival at the same discard rate.",
+        " the rival's Pareto front whose discard rate is in the range of the head's Pareto front."
+        " head below, head above: number of settings in reach for which the head needs fewer"
+        " (below) or more (above) target forward passes than the rival at the same discard rate."
+        " Values between the points of the head's front are interpolated linearly.",
         "forwards: the number of target forward passes with the head, divided by the number with"
         " the rival at the same discard rate; mean over the settings. discards: the number of"
         " discarded tokens with the head, divided by the number with the rival for the same number"

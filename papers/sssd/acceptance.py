@@ -60,7 +60,7 @@ def figure_4a(result: SssdResult) -> Table:
         " fusion.",
         "sum: the tokens accepted with the request as the only source, plus those accepted with the"
         " datastore as the only source, plus the bonus token. In the paper, a drafter with both"
-        " sources accepts nearly as many tokens.",
+        " sources generates nearly as many tokens per step as this sum.",
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
@@ -148,8 +148,9 @@ def figure_5(result: SssdResult) -> Table:
     vocabularies, rows = result.vocabularies, []
     title, note = (
         "Figure 5: vocabularies",
-        "The paper uses Llama-2 (32,000 tokens) and Llama-3 (128,256), each with its own"
-        f" answers. {PICTURE}",
+        "The paper uses the vocabularies of Llama-2 (32,000 tokens) and Llama-3 (128,256 tokens)."
+        " With each vocabulary, it uses answers from the model that has this vocabulary."
+        f" {PICTURE}",
     )
     if vocabularies is None:
         return Table.of(title, ["s_q"], (), (note,))
