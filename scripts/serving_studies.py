@@ -120,10 +120,11 @@ def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM, befo
     (fast, hits), (slow, misses) = (zip(*pairs, strict=True) for pairs in (reused, recomputed))
     ratio = percentile(slow, 0.5) / percentile(fast, 0.5)
     return (
-        f"In the second turn of a chat, after {before} tokens, the first token takes"
-        f" {_ms(fast, 0.5)} with prefix reuse ({min(hits)} cached tokens). Without prefix reuse"
-        f" ({max(misses)} cached tokens), the first token takes {_ms(slow, 0.5)}, which is"
-        f" {ratio:.1f} times as long. Each time is the median of {TIMED_TURNS} measurements."
+        f"The first prompt of a chat has {before} tokens. With prefix reuse, the cache contains"
+        f" {min(hits)} tokens of the second prompt, and the first token of the second answer takes"
+        f" {_ms(fast, 0.5)}. Without prefix reuse, the cache contains {max(misses)} of these"
+        f" tokens, and the first token takes {_ms(slow, 0.5)}, which is {ratio:.1f} times as long."
+        f" Each time is the median of {TIMED_TURNS} measurements."
     )
 
 
@@ -159,9 +160,10 @@ def intrusion(transport: Transport, prompts: Sequence[Prompt], llm: LLM, tokens:
     ratio = percentile(disturbed, 0.99) / percentile(alone, 0.99)
     return (
         "Without other load, the 99th percentile of the gaps between the chunks of a stream is"
-        f" {_ms(alone, 0.99)}, and the longest gap is {_ms(alone, 1)}. While prompts of {tokens}"
-        f" tokens arrive ({begun} in this run), the 99th percentile of the gaps is"
-        f" {_ms(disturbed, 0.99)} ({ratio:.1f}x), and the longest gap is {_ms(disturbed, 1)}."
+        f" {_ms(alone, 0.99)}, and the longest gap is {_ms(alone, 1)}. In a second run,"
+        f" prompts of {tokens} tokens arrive during the stream, and the server admits {begun} of"
+        f" them. The 99th percentile of the gaps is then {_ms(disturbed, 0.99)}, which is"
+        f" {ratio:.1f} times as long, and the longest gap is {_ms(disturbed, 1)}."
     )
 
 
