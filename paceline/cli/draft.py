@@ -41,7 +41,7 @@ def train(
 ) -> None:
     """Train a draft model on the target's recorded answers and on text.
 
-    You can interrupt the training at any time. To resume the training, run the same command again.
+    You can interrupt training at any time. To resume training, run the same command again.
 
     Example: paceline draft train smollm2 --recording answers.jsonl --out draft
 

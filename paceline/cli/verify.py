@@ -69,10 +69,10 @@ def verify(
     Example: paceline verify demo --drafter auto --batch 1,8 --limit 4
 
     Args:
-        batch: Maximum number of prompts answered together; at least 1; repeatable, or separated by
-            spaces or commas. Default: 1.
-        prefill_chunk: Maximum number of prompt tokens per forward pass; at least 1; repeatable, or
-            separated by spaces or commas. Default: 512.
+        batch: Maximum number of prompts answered together; at least 1. To test several values,
+            repeat the option, or separate the values by spaces or commas. Default: 1.
+        prefill_chunk: Maximum number of prompt tokens per forward pass; at least 1. To test several
+            values, repeat the option, or separate the values by spaces or commas. Default: 512.
     """
     batches, chunks = (
         _numbers("batch", batch, 1),

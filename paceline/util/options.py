@@ -24,7 +24,7 @@ INVARIANCE_WORDS: dict[InvarianceWord, bool | Literal["auto"]] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Select the target, the draft model, and how to run them.
+    """Target and draft model, with options for how they run.
 
     Attributes:
         model: Directory, hub id or GGUF file of the target. "demo" is the built-in pair of toy
@@ -37,8 +37,8 @@ class ModelOptions:
         batch_invariant: Make answers bit-identical with any drafts and any other requests in the
             batch; auto enables this if the slowdown is below 5 %.
         unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache; --no-unpack uses its
-            packed weights on any CPU. Default: convert only if the processor lacks AVX512_BF16 and
-            AMX.
+            packed weights on any CPU. Default: convert only if the processor has neither
+            AVX512_BF16 nor AMX.
         weights: On a CPU, pack the weights of a safetensors checkpoint as q8_0 or q4_k. This
             changes the model. Default: the weights are not packed.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
@@ -69,7 +69,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Select prompts from files.
+    """Options that select prompts from files.
 
     Attributes:
         prompts: File with prompts, as for `generate --file`; repeatable. If the tokenizer has a

@@ -21,7 +21,7 @@ THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(1, 20))
 
 @dataclass(frozen=True, slots=True)
 class RecordConfig:
-    """Set how training data for an acceptance head is recorded.
+    """Options for recording the training data of an acceptance head.
 
     Attributes:
         out: Folder for the recording. If the folder contains an interrupted recording, the command
@@ -33,8 +33,8 @@ class RecordConfig:
         skip_every: Leave out every n-th line of each input file, so that you can evaluate the head
             on these lines later; at least 0. 0 leaves out none.
         keep: Probability that a position of a mixed sequence keeps the target's token instead of a
-            draft token (the paper's r); from 0 to below 1. The higher this probability, the more
-            the training inputs resemble those in decoding.
+            draft token (the paper's r); at least 0 and less than 1. The higher this probability,
+            the more the training inputs resemble those in decoding.
         mixtures: Number of training sequences per answer that mix tokens of both models (1 in the
             paper); at least 1. For a draft model that uses the target's hidden states, mixtures is
             the number of draft tokens recorded after each token.
@@ -62,7 +62,9 @@ class RecordConfig:
         require_range("head record", "skip_every", self.skip_every, 0)
         refuse_per_request("head record", self.sampling)
         if not 0 <= self.keep < 1:
-            raise ConfigError(f"head record: got keep={self.keep}; expected 0 to below 1.")
+            raise ConfigError(
+                f"head record: got keep={self.keep}; expected at least 0 and less than 1."
+            )
         neutral = {
             "repetition_penalty": 1,
             "presence_penalty": 0,
@@ -79,7 +81,7 @@ class RecordConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig(TrainingSettings):
-    """Set how an acceptance head is trained.
+    """Options for training an acceptance head.
 
     Attributes:
         batch: Number of positions per training step; at least 1.

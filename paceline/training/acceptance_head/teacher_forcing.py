@@ -67,8 +67,8 @@ def teacher_force(
         target: Target model.
         draft: Independent draft model.
         answered: Prompts with their answers.
-        keep: Probability that a position of a mixed sequence keeps the target's token; from 0 to
-            below 1.
+        keep: Probability that a position of a mixed sequence keeps the target's token; at least 0
+            and less than 1.
         mixtures: Number of mixed sequences per answer; at least 1.
         generator: Random generator for draft tokens and mixtures, on the CPU.
     Returns:

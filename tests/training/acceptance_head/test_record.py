@@ -217,7 +217,7 @@ def test_damaged_recording_is_refused_by_file_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"keep": 1.0}, "got keep=1.0; expected 0 to below 1"),
+        ({"keep": 1.0}, "got keep=1.0; expected at least 0 and less than 1"),
         ({"batch": 0}, "batch: got 0"),
         ({"mixtures": 0}, "mixtures: got 0"),
         ({"temperature": -1.0}, "temperature: got -1.0"),
