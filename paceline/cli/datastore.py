@@ -51,7 +51,7 @@ Tokenizer = Annotated[
 @flattened("Writing")
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Set how shards are written.
+    """Options for writing shards.
 
     Attributes:
         shard_tokens: Maximum number of tokens per shard (data file); at least 0. With 0, only

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @flattened("Input and output")
 @dataclass(frozen=True, slots=True)
 class PromptInput:
-    """Set the source of the prompts and the destination of the answers.
+    """Source of the prompts and destination of the answers.
 
     Attributes:
         chat: Apply the model's chat template to each prompt.

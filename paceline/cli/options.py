@@ -125,7 +125,7 @@ WITHOUT_MODEL = without("model")
 @flattened("Engine")
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Set how the engine decodes.
+    """Options for how the engine decodes.
 
     Attributes:
         drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`.
@@ -142,7 +142,7 @@ class EngineOptions:
 @flattened("Methods")
 @dataclass(frozen=True, slots=True)
 class MethodOptions:
-    """Set which methods a benchmark compares.
+    """Methods that a benchmark compares.
 
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default: all drafters
@@ -167,7 +167,7 @@ _hide_per_request(SamplingParams)
 @flattened("Parallel run")
 @dataclass(frozen=True, slots=True)
 class ParallelOptions:
-    """Set how a command runs in several processes.
+    """Options for a command that runs in several processes.
 
     Attributes:
         lookahead_parallel: Split every draft tree among the processes that torchrun started.
@@ -198,7 +198,7 @@ def split_specs(values: Iterable[str]) -> list[str]:
 def with_store(spec: str, datastore: str | None) -> str:
     """Return the spec, adding the datastore if the drafter accepts one.
 
-    A spec that already names a datastore does not change.
+    A spec that already names a datastore is returned unchanged.
     """
     name, options = split_spec(spec)
     if (

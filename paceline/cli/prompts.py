@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @flattened("Sampling")
 @dataclass(frozen=True, slots=True)
 class PromptSampling:
-    """Set how prompts are sampled.
+    """Options for sampling prompts.
 
     Attributes:
         max_new_tokens: Maximum number of tokens per prompt; at least 1. Longer prompts are

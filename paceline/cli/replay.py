@@ -47,7 +47,7 @@ TraceTokenizer = Annotated[
 @flattened("Simulation")
 @dataclass(frozen=True, slots=True)
 class SimulationOptions:
-    """Set which drafters are simulated, at which tree and batch sizes.
+    """Drafters to simulate, with the tree and batch sizes.
 
     Attributes:
         drafters: Drafter specs; repeatable, or separated by spaces or commas. Default:

@@ -44,7 +44,7 @@ flattened("Limits")(Settings)
 @flattened("Address and keys")
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Set the address of the server, and the API keys that it accepts.
+    """Address of the server, and the API keys that it accepts.
 
     Attributes:
         host: Address to listen on; 0.0.0.0 means all addresses of this machine.
@@ -71,7 +71,7 @@ class ListenOptions:
 @with_known_types
 @dataclass(frozen=True, slots=True)
 class ServerEngine(EngineOptions):
-    """Set how the server's engine decodes and how much memory its cache uses.
+    """Options for the server's engine and its KV cache.
 
     Attributes:
         cache_gib: Maximum size of the KV cache in GiB; above 0. If the cache is full, requests

@@ -25,7 +25,7 @@ def no_progress(phase: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """Set the size of shards, and the memory and threads that a writer may use.
+    """Size of shards, and the memory and threads that a writer may use.
 
     Attributes:
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
@@ -69,7 +69,7 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True)
 class UpdateOptions:
-    """Set how outputs appended to an open datastore are stored.
+    """Options for storing outputs that are appended to an open datastore.
 
     Attributes:
         max_tokens: Maximum number of appended tokens on disk; at least 4096; default 20 million.

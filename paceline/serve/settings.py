@@ -121,7 +121,7 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Set the limits that a server imposes on clients.
+    """Settings of a server for all requests, such as limits and parsers.
 
     Attributes:
         served_name: Name that requests may use for the model; repeatable. If the model has several

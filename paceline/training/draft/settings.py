@@ -50,7 +50,7 @@ TIMED_CONTEXT = 160  # Length of the text in each timed forward pass, in tokens.
 
 @dataclass(frozen=True, slots=True)
 class DraftTraining(TrainingSettings):
-    """Set how a draft model is trained and evaluated.
+    """Options for training and evaluating a draft model.
 
     Attributes:
         batch: Number of tokens per training step; at least 1.

@@ -17,7 +17,7 @@ TOP_GUESSES = 8  # Number of guesses in which the evaluation looks for the targe
 
 @dataclass(frozen=True, slots=True)
 class DraftHeadTraining(TrainingSettings):
-    """Set how a hidden-state draft head is trained.
+    """Options for training a hidden-state draft head.
 
     Attributes:
         batch: Number of token positions per training step; at least 1.
