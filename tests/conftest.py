@@ -137,7 +137,7 @@ def pair() -> Pair:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """Return a tokenizer for a vocabulary of 256, with which any output is readable."""
+    """Return a tokenizer with 256 tokens, each of which has readable text."""
     from tests.support.models import piece_tokenizer
 
     return piece_tokenizer()

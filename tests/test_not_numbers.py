@@ -39,8 +39,8 @@ EMPTY = [NAN, INF, -INF]
 def broken(model: Any, token: int | None = None, value: float = NAN) -> Any:
     """Return a copy of a model with broken logits.
 
-    Without `token`, all logits are `value`. With it, those after a text that contains the token
-    are, and so are its keys and values.
+    Without `token`, all logits are `value`. If `token` is given, the logits after a text that
+    contains this token are `value`, and so are the token's keys and values.
     """
     model = copy.deepcopy(model)
     with torch.no_grad():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def fastest_products(model: PreTrainedModel) -> Products:
-    """Return the matrix products with which a model's forward passes are fastest."""
+    """Return the matrix products that make a model's forward passes fastest."""
     if model.device.type != "cpu":
         backend = backend_of(model.device)
         kind: type[Products] = import_module("paceline.backend.products").Products

@@ -40,9 +40,9 @@ class CliPrompt:
 def answered(
     llm: LLM, prompts: Sequence[Any], sampling: SamplingParams
 ) -> Generator[tuple[int, Completion], None, None]:
-    """Answer prompts in batches; yield the index and completion of each finished one.
+    """Answer prompts in batches, and yield each result as soon as it is complete.
 
-    Closing the generator frees all its slots.
+    A result is the index of a prompt and its completion. Closing the generator frees all its slots.
 
     Raises:
         ConfigError, CapacityError: A prompt cannot be used. In this case, no request has started.

@@ -29,7 +29,10 @@ class _Stderr(Console):
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
-        """Do nothing, because rich would close standard output."""
+        """Do nothing on a broken pipe.
+
+        This method overrides rich's default handler, which would close standard output.
+        """
 
 
 out = Console(highlight=False, soft_wrap=True)

@@ -249,9 +249,9 @@ def _verify_drafts(
 
 
 def _without_retries(drafts: Sequence[Drafts], retries: Mapping[Request, int]) -> list[Drafts]:
-    """Remove from the drafts the requests that must run again.
+    """Return the drafts without the requests in `retries`, which must run again.
 
-    Each of these requests is marked, so that it runs again without a draft tree.
+    The function marks these requests, so that they run again without draft trees.
     """
     for request in retries:
         request.without_draft = True

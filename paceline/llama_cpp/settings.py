@@ -39,8 +39,8 @@ DISCARDED_SHARE = 0.5
 # requires memory for one copy of the states per sequence.
 MAX_ROLLBACK = 8
 
-# Number of tokens in the text with which a model is checked at load, and the row counts whose
-# results must agree.
+# Number of tokens in the text that checks a model at load, and the row counts whose results must
+# agree.
 CHECK_TOKENS = 24
 CHECK_ROWS = (2, 3, 5, 8)
 

@@ -1,4 +1,4 @@
-"""Define the prompts with which callers pass images, videos and audio."""
+"""Define prompts that contain images, videos and audio."""
 
 from __future__ import annotations
 

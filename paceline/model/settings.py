@@ -45,8 +45,8 @@ HALF_TOLERANCE = 0.1
 # Number of tokens per text in the check that rows do not depend on one another.
 ROW_CHECK_TOKENS = 8
 
-# Row counts with which that check calls a foreign module. The first module of each kind is called
-# with all of them, and later modules only with the last one.
+# Row counts of the inputs in that check. The check calls the first foreign module of each kind with
+# every row count, and other modules of this kind only with the last row count.
 ROW_CHECK_COUNTS = (2, 7, 64, 300, 17)
 
 # Size of the values in a loud row, relative to the largest value of the other rows. With one scale

@@ -52,7 +52,7 @@ class TopRows(NamedTuple):
 
 
 class AnswerKey(NamedTuple):
-    """Identification of a recorded answer in the file of top-k tokens.
+    """Checksum and length that identify an answer in the file of top-k tokens.
 
     Attributes:
         check: Checksum of the answer's line in the answers file.

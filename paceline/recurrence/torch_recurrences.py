@@ -209,7 +209,12 @@ class _Walk:
             yield token, self._columns[:, token], before
 
     def keep(self, token: int, states: Tensor) -> None:
-        """Store every request's state after a token, [requests, ...], for later tokens."""
+        """Store the states after a token, which later tokens read.
+
+        Args:
+            token: Index of the token in each request's row.
+            states: State of each request after this token, [requests, ...].
+        """
         self._states[self._requests, self._targets[:, token]] = states
         if self._wants_after:
             is_last = (self._last == token).view(-1, *[1] * (states.dim() - 1))

@@ -44,7 +44,11 @@ def penalise(
     )
 
     def counts_at(kind: int, rows: slice, own_paths: Tensor) -> Tensor:
-        """Count tokens up to each row's node, in the text or only the answer (`kind`)."""
+        """Return how often each token occurs up to each row's node, [rows, vocab].
+
+        `kind` is `TEXT` to count tokens in the prompt and the answer, or `ANSWER` to count only
+        those in the answer. The tokens on the path to the node count in both cases.
+        """
         if not len(indices.paths) and num_rows == len(requests):
             return counts[rows, kind]
         at_nodes = counts[:, kind][owner[rows]]

@@ -17,7 +17,7 @@ class PromptDetails(BaseModel):
 
 
 class CompletionDetails(BaseModel):
-    """Numbers of reasoning tokens and of accepted and rejected draft tokens.
+    """Numbers of reasoning tokens, accepted draft tokens and rejected draft tokens.
 
     Each number is the sum over all answers to a request.
     """

@@ -135,7 +135,7 @@ class _Bytes:
         return first, unfinished, bool(unfinished)
 
     def push(self, token: int) -> str:
-        """Add a token, and return the text that later tokens cannot change; may be empty."""
+        """Add a token, and return the text that later tokens cannot change, if any."""
         spelling = self._table[token]
         if spelling.text is not None and not (self._open or self._first or spelling.special):
             return spelling.text
@@ -145,7 +145,10 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the text that remains if the answer ends here; `data` is empty."""
+        """Return the text that remains if the answer ends here.
+
+        The field `data` of the result is empty.
+        """
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
@@ -205,7 +208,7 @@ class _Window:
         self._text = self._released = self._shown
 
     def push(self, token: int) -> str:
-        """Add a token, and return the text that later tokens cannot change; may be empty."""
+        """Add a token, and return the text that later tokens cannot change, if any."""
         self._ids.append(token)
         self._text = self._decode(self._ids)
         open_end = self._ends_open.search(self._text)

@@ -35,12 +35,12 @@ class Retokenizer:
         self.draft_end: int | None = draft.eos_token_id
 
     def first_ids(self, text: str) -> list[int]:
-        """Encode the start of a text for the draft model, with its initial special tokens."""
+        """Return the draft model's ids for a text's start, with initial special tokens."""
         ids: list[int] = self._draft(text)["input_ids"]
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.draft_end else ids
 
     def later_ids(self, text: str) -> list[int]:
-        """Encode a text that continues another text for the draft model."""
+        """Return the draft model's token ids for a text that continues another text."""
         return _encode_after_anchor(self._draft, text)
 
     def readable(self, token_ids: list[int]) -> bool:

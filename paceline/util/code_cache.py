@@ -89,7 +89,7 @@ class CodeFiles:
 
     Args:
         folder: Folder that contains the files.
-        name: Name of the function, with which the names of its files begin.
+        name: Name of the function; the names of its files begin with it.
         stamp: Values that change with the function's source code.
     """
 

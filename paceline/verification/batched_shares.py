@@ -124,7 +124,7 @@ def prepare_shares(
 def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
     """Return the noise keys of the tokens after the root and after each node.
 
-    A key selects the random noise with which a token is sampled.
+    A key selects the random noise for sampling a token.
     """
     start = len(request) - request.prompt_length
     return [

@@ -86,7 +86,7 @@ class _Operands(NamedTuple):
 def _multiply_outputs(context: Any, type_id: Any, count: Any, sources: Any, operands: Any) -> Any:
     """Multiply rows by the weights of eight outputs.
 
-    Arguments of compiled callers:
+    Arguments that compiled callers pass:
         type_id: Id of the block format.
         count: Number of rows.
         sources: Address of each output's first block.

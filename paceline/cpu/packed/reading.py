@@ -69,7 +69,7 @@ def join(builder: Any, first: Any, second: Any) -> Any:
 
 
 def scale_at(builder: Any, block: Any, offset: int) -> Any:
-    """Emit instructions that load a float16 scale from a block, as float32."""
+    """Emit instructions that load a float16 scale and convert it to float32."""
     return builder.fpext(load(builder, block, offset, ir.HalfType()), ir.FloatType())
 
 

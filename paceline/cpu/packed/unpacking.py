@@ -109,7 +109,7 @@ def _emit_quad(builder: Any, blocks: BlockLayout, *operands: Any) -> None:
 def _unpack_row(context: Any, type_id: Any, source: Any, num_parts: Any, target: Any) -> Any:
     """Unpack a row to bfloat16, including subnormal numbers.
 
-    Arguments of compiled callers:
+    Arguments that compiled callers pass:
         type_id: Id of the block format.
         source: Address of the row's first block.
         num_parts: Number of parts (32 numbers each).
@@ -130,7 +130,7 @@ def _unpack_quad(
 ) -> Any:
     """Unpack a quad: four rows whose numbers are interleaved in lines of 64 bytes.
 
-    Arguments of compiled callers:
+    Arguments that compiled callers pass:
         type_id: Id of the block format.
         sources: Address of each row's first block.
         num_parts, target, line_step, ahead: Fields of `UnpackCall`.

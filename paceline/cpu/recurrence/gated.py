@@ -54,7 +54,7 @@ class GatedCall(TreeCall):
 
     query: int  # Float32 [tokens, groups, rows].
     key: int  # In the shape of the query.
-    read_key: int  # In the shape of the query: the key with which to read the previous state.
+    read_key: int  # In the shape of the query: the key that reads the previous state.
     decay: int  # Float32 [tokens, heads, 1 or rows].
     gain: int  # Float32 [tokens, heads].
     skip: int  # Float32 [heads], or 0.
@@ -213,7 +213,7 @@ def _take_step(
 
 @inlined
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
-    """Load eight lanes of a token's value in one head, as float32.
+    """Load eight lanes of a token's value in one head, and return them in float32.
 
     `column` is the index of the token. `offset` is the distance from the head's first lane, counted
     as four bytes per lane even if the dtype is smaller.

@@ -89,7 +89,7 @@ class LookaheadWindow:
         Args:
             add: Function (token, parent, origin) that adds a node and returns its index.
         Returns:
-            The node of the newest level in each column; -1 is the root.
+            Index of the newest level's node in each column; -1 is the root.
         """
         chain = [-1]
         for token in self.levels[0]:

@@ -2,13 +2,18 @@
 
 The sources are the target's cached distributions (Token Recycling) and the draft trees of
 `draft_sources`, in the order of `SOURCES`. The frontier is the set of all candidates for the next
-node of the tree. In this example, the numbers in parentheses are probabilities:
+node of the tree. A candidate's path probability is its acceptance probability, which is based on
+acceptance counts, times the path probability of its parent. In each round, the candidate with the
+highest path probability joins the tree. In this example, 7-5 is a node with the token 5 and the
+parent 7:
 
-    Source 1, cached distributions: 7 (0.6) or 9 (0.3) after the root, and 5 (0.8) after 7.
+    Source 1, cached distributions: 7 or 9 after the root, and 5 after 7.
     Source 2, a draft tree: 7, then 4.
+    Acceptance probabilities: 0.7 for 7, 0.25 for 9, 0.8 for 7-5, and 0.3 for 7-4.
 
-    The frontier starts with 7 (0.7, in both sources) and 9 (0.25, cached).
-    The node 7 joins the tree. The frontier is now 7-5 (0.5, cached), 9 (0.25), 7-4 (0.2, drafted).
+    At first, the frontier contains the candidates 7 (path probability 0.7) and 9 (0.25).
+    The node 7 joins the tree. The frontier is now 7-5 (0.7 x 0.8 = 0.56), 9 (0.25) and
+    7-4 (0.7 x 0.3 = 0.21).
     The node 7-5 joins next, and so on, until the tree is full or no candidate is likely enough.
 """
 

@@ -84,7 +84,7 @@ class HeadCard:
         prior: Weights of the inputs `SCALARS`, followed by a constant. From these, the head
             computes the logit of a token whose hidden state is not yet known. If empty, the draft
             model's probability is used instead.
-        recipe: Settings with which the training data was recorded and the head was trained.
+        recipe: Settings for recording the training data and for training the head.
         metrics: Accuracy on held-out prompts.
         curve: Measured costs of each stopping threshold. If empty, `threshold=auto` is not
             available.

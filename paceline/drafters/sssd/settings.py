@@ -1,6 +1,6 @@
 """Define the settings of the `sssd` drafter.
 
-docs/development/design-notes.md lists the number of tokens per step that these values achieve. It
+docs/development/design-notes.md lists the number of tokens per step with these values. This number
 was measured on recorded answers from three models (chat, maths and class completion) and from
 SmolLM2-135M-Instruct.
 """

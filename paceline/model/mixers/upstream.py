@@ -84,8 +84,9 @@ class UpstreamMixer:
         """Process the pending tokens, in groups of requests with equal token counts.
 
         Returns:
-            States after the pending tokens by name, each [requests, ...]; and, for each call of
-            the module, the columns that it processed and their outputs.
+            Two values. The first contains the states after the pending tokens by name, each
+            [requests, ...]. The second contains a pair per call of the module: the columns that the
+            call processed, [rows, columns], and their outputs, [rows, columns, hidden].
         """
         device = flat.device
         order: list[IntArray] = []

@@ -2,9 +2,9 @@
 
 The input is the acceptance probability of a draft token at each position of an answer. One
 probability per position is sufficient, because a draft token matters only if the target has
-accepted all earlier draft tokens. The text before the token then equals the answer. If a draft
-model reads target states, acceptance also depends on the position in the chain, because draft
-tokens have no target states.
+accepted all earlier draft tokens. If the target has accepted them, the text before the draft token
+equals the answer. If a draft model reads target states, acceptance also depends on the position in
+the chain, because draft tokens have no target states.
 
 For greedy answers, the result is exact. For sampled answers, the result is the expected value under
 rejection sampling.
