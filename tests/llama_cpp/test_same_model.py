@@ -29,7 +29,6 @@ from tests.support.gguf_rope import (
     add_yarn_with_attention,
 )
 from tests.support.llama_cpp import needs_library
-from tests.support.versions import require_gguf_architecture
 
 pytestmark = needs_library
 TOP = 5
@@ -61,8 +60,6 @@ FILES: dict[str, Callable[[Path], Path]] = {
 def test_probabilities_are_close_to_those_of_llama_cpp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    if name == "lfm2":
-        require_gguf_architecture(name)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     path = FILES[name](tmp_path / "tiny.gguf")
     own = LLM(load_model(path, "float32"), "none").generate(PROMPTS, PARAMS)

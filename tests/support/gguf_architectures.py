@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 
 from tests.support.gguf import add_tokenizer, written
+from tests.support.versions import require_gguf_architecture
 
 VOCAB, HIDDEN, MLP, HEADS, KV_HEADS, HEAD_SIZE = 64, 64, 96, 4, 2, 16
 EXPERTS, EXPERT_MLP, SHARED_MLP = 4, 64, 32
@@ -156,6 +157,7 @@ def new_writer(
     path: Path, architecture: str, layers: int, head_size: int = HEAD_SIZE, mlp: int = MLP
 ) -> Any:
     """Return a writer with the sizes of a tiny model and a tokenizer."""
+    require_gguf_architecture(architecture)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
     writer.add_context_length(256)
