@@ -52,7 +52,7 @@ _LEGEND = {
     "tokens/ forward": "tokens/forward: tokens per forward pass; 1 with plain decoding.",
     "accepted/ draft": "accepted/draft: accepted tokens per draft tree.",
     "accepted": "accepted: accepted divided by verified draft tokens.",
-    "fed/ step": "fed/step: tokens processed in a forward pass.",
+    "fed/ step": "fed/step: rows (tokens) per request and step.",
     "target": "target, draft, overhead: shares of the time.",
     "equal": "equal: answers with exactly the same tokens as {reference}.",
     "same/ bits": "same bits: whether batch invariance guarantees the same answers as plain"

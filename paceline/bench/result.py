@@ -29,7 +29,7 @@ class MethodFigures:
             decoding, this is exactly 1.
         accepted_per_draft: Number of accepted tokens / number of non-empty draft trees.
         acceptance_rate: Number of accepted tokens / number of draft tokens.
-        fed_per_step: Mean number of query tokens in forward passes after prefill.
+        fed_per_step: Mean number of query tokens per request and forward pass, without prefill.
         target_share, draft_share, overhead_share: Shares of the time spent in target forward
             passes, in draft forward passes, and elsewhere.
         equal: Number of answers that match the reference.
