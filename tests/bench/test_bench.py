@@ -231,6 +231,7 @@ def test_a_narrow_console_explains_only_its_columns(bench: Bench) -> None:
         assert name not in shown[123]
     for name in ("speed-up: ", "tokens/forward: ", "accepted/draft: ", "equal: ", "same bits: "):
         assert name in shown[123]
+    assert "tokens/forward: tokens per request and forward pass, without the first" in shown[123]
     assert "fed/step: rows (tokens) per request and step." in shown[124]
     note = "6 more columns need a terminal with at least 124 columns, or --markdown FILE."
     assert note in shown[123]
