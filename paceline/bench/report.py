@@ -49,8 +49,8 @@ _LEGEND = {
     "speed-up": "speed-up: tokens/s divided by the value for {baseline}.",
     "median": "median: median of this ratio over {units}.",
     "CPU time": "CPU time: ratio of processor times, which other programs disturb less.",
-    "tokens/ forward": "tokens/forward: tokens per request and forward pass, without the first token and the"
-    " passes for the prompt; 1 with plain decoding.",
+    "tokens/ forward": "tokens/forward: tokens per request and forward pass, without the"
+    " first token and the passes for the prompt; 1 with plain decoding.",
     "accepted/ draft": "accepted/draft: accepted tokens per draft tree.",
     "accepted": "accepted: accepted divided by verified draft tokens.",
     "fed/ step": "fed/step: rows (tokens) per request and step.",
