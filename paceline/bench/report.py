@@ -86,7 +86,7 @@ def markdown(result: BenchResult) -> str:
         " at the end"
     )
     lines = [
-        f"### {result.target}, batch {result.config.batch}",
+        f"### {result.target}, batch {result.batch}",
         "",
         f"{'; '.join(setting_parts(result))}.",
         "",
@@ -143,7 +143,7 @@ def setting_parts(result: BenchResult) -> list[str]:
     parts += [f"weights: {result.weights}"] if result.weights else []
     parts += [
         result.dtype,
-        f"batch {config.batch}",
+        f"batch {result.batch}",
         sampled,
         f"{count} prompt{'s' if count != 1 else ''}",
         f"up to {sampling.max_new_tokens} new tokens",

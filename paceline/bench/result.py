@@ -113,6 +113,13 @@ class BenchResult:
         """Return the categories of the prompts, in order of first occurrence."""
         return list(dict.fromkeys(row.category for call in self.calls for row in call.rows))
 
+    @property
+    def batch(self) -> str:
+        """Return how many prompts are answered together, such as "4 (32 requested)"."""
+        requested = self.config.batch
+        together = max((len(call.rows) for call in self.calls), default=requested)
+        return f"{together} ({requested} requested)" if together < requested else str(together)
+
     def figures(self, category: str | None = None) -> list[MethodFigures]:
         """Return the figures for all methods, over all prompts or one category.
 

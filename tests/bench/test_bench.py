@@ -280,6 +280,12 @@ def test_batches_skip_methods_that_transformers_lacks(bench: Bench) -> None:
     assert "skipped, not possible in transformers" in markdown(result)
 
 
+def test_the_batch_shown_is_the_number_answered_together(bench: Bench) -> None:
+    values: dict[str, Any] = {"baselines": (), "drafters": ("none",), "max_new_tokens": 2}
+    assert "batch 2 (32 requested); " in markdown(bench(batch=32, **values))
+    assert "batch 2; " in markdown(bench(batch=2, **values))
+
+
 def test_sampled_outputs_are_compared_with_plain_decoding(bench: Bench) -> None:
     names = (*DRAFTERS, "draft_model:max_draft_tokens=3,verification=follow")
     result = bench(drafters=names, temperature=0.8, top_k=20, seed=7)
