@@ -191,6 +191,12 @@ def _refusal(errors: Any) -> ApiError:
     param = str(field[0]) if field else None
     if first_error["type"] == "missing":
         return ApiError(400, f"{name}: the field is missing. Add it.", param)
+    if isinstance(first_error["input"], bytes):  # FastAPI parses only bodies declared as JSON
+        return ApiError(
+            400,
+            "body: the request does not declare JSON. Send a JSON object with the header"
+            " Content-Type: application/json.",
+        )
     alternatives = dict.fromkeys(_expected(error) for other, error in of_field if other == path)
     shown = repr(first_error["input"])
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."

@@ -102,7 +102,7 @@ def _listed(options: dict[str, Any]) -> str:
 def _check(name: str, options: dict[str, str]) -> None:
     if name not in available() or ":" in split_spec(name)[0]:
         raise ConfigError(
-            f"speculation: unknown drafter {name!r}.{did_you_mean(name, available())}"
+            f"speculation: there is no drafter {name!r}.{did_you_mean(name, available())}"
         )
     types = {field.name: str(field.type) for field in fields(entry(name).options())}
     for option, value in options.items():

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paceline.drafters import available
 from tests.support.serving import KEY, Served
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -80,7 +81,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str | None]] = [
     ({"min_tokens": 5}, "min_tokens"),
     ({"ignore_eos": 1}, "ignore_eos"),
     ({"speculation": "no_such"}, "speculation"),
-    ({"speculation": "os:system"}, "speculation"),
+    ({"speculation": "xyzzy"}, "speculation"),
     ({"speculation": ""}, "speculation"),
     ({"speculation": 7}, "speculation"),
     ({"speculation": {"drafter": "prompt_lookup", "max_draft_token": 3}}, "speculation"),
@@ -191,6 +192,12 @@ def test_bad_chats_are_refused(server: Served, change: dict[str, Any], param: st
             {"speculation": {"max_nodes": -1}},
             "speculation.max_nodes: got -1; expected a number greater than or equal to 0.",
         ),
+        (
+            "completions",
+            {"speculation": "xyzzy"},
+            "speculation: there is no drafter 'xyzzy'. Expected one of: "
+            f"{', '.join(sorted(available()))}.",
+        ),
         ("completions", {"stop": [5]}, "stop.0: got 5; expected a valid string."),
         (
             "completions",
@@ -227,6 +234,14 @@ def test_unknown_models_paths_and_methods_are_refused(server: Served) -> None:
             "/v1/completions", b"prompt=x", headers=HEADERS | {"content-type": "text/plain"}
         )
     )
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded"])
+def test_json_without_its_content_type_is_refused(server: Served, kind: str) -> None:
+    headers = HEADERS | {"content-type": kind}
+    found = server.post("/v1/completions", b'{"prompt": "x"}', headers=headers)
+    check(found)
+    assert "with the header Content-Type: application/json." in found.json()["error"]["message"]
 
 
 def test_large_bodies_are_refused(server: Served) -> None:
