@@ -100,23 +100,27 @@ def load_model(
     return _load_checkpoint(model, source, torch_dtype).to(device).eval()
 
 
-def require_source(model: str | Path) -> None:
+def require_source(model: str | Path, owner: str = "") -> None:
     """Raise an error if no model with the given name can be found.
 
     Args:
         model: Directory, hub id, GGUF file or built-in name.
+        owner: Start of the error message, which may name an option.
     Raises:
         ConfigError: No model was found.
     """
     reason = missing_source(model) or unusable_source(model)
     if reason:
-        raise ConfigError(f"cannot load a causal language model from {str(model)!r}: {reason}")
+        raise ConfigError(
+            f"{owner}cannot load a causal language model from {str(model)!r}: {reason}"
+        )
 
 
 def require_draft(model: object) -> None:
     """Raise an error if no draft model with the given name can be found."""
     if isinstance(model, str | Path):
-        require_source(demo.draft_of(model) if isinstance(model, str) else model)
+        source = demo.draft_of(model) if isinstance(model, str) else model
+        require_source(source, "\0draft_model\0: ")
 
 
 def _load_checkpoint(

@@ -11,7 +11,7 @@ import pytest
 from paceline.cli import serve
 from paceline.cli.serve import ListenOptions, _keys, _listen
 from paceline.errors import ConfigError
-from tests.support.cli import call
+from tests.support.cli import call, usage_error
 
 
 def test_keys_come_from_options_files_and_the_environment(
@@ -83,6 +83,13 @@ def test_packets_of_a_response_are_sent_without_delay() -> None:
         listener.accept()[0] as accepted,
     ):
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_missing_draft_model_is_named_by_its_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["serve", "demo", "--port", "0", "--draft-model", "gone"]
+    assert "error: --draft-model: cannot load" in usage_error(words, monkeypatch, capsys)
 
 
 def test_a_missing_extra_gives_installation_advice(monkeypatch: pytest.MonkeyPatch) -> None:
