@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from paceline.errors import ConfigError
 from paceline.text.conversations import chat_text
 from paceline.text.messages import Message, checked_messages, text_of
-from paceline.util.files import parse_json
+from paceline.util.files import parse_json_line
 from paceline.util.unicode import require_text
 
 _FIELDS = "text, messages (a list of {role, content}), or prompt and output"
@@ -26,7 +26,7 @@ def parse_record(source: str, line: str) -> Any:
     """
     require_text(source, line)
     try:
-        return parse_json(line)
+        return parse_json_line(line)
     except ValueError as error:
         raise ConfigError(
             f"{source}: it is not JSON ({error}). Convert it to JSON Lines, with one record per"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from paceline.errors import ConfigError
 from paceline.text.messages import checked_messages, text_of
-from paceline.util.files import parse_json
+from paceline.util.files import parse_json_line
 from paceline.util.text_files import read_text
 from paceline.util.unicode import require_text
 
@@ -64,7 +64,7 @@ def _plain(line: str, where: str) -> PromptRecord:
 
 def _parse(line: str, where: str) -> PromptRecord:
     try:
-        record = parse_json(line)
+        record = parse_json_line(line)
     except ValueError as error:
         raise ConfigError(
             f"{where}: got {line[:60]!r}; expected JSON. Correct the line. [{error}]"

@@ -121,6 +121,18 @@ def parse_json(content: str | bytes) -> Any:
         raise ValueError("nested too deeply") from error
 
 
+def parse_json_line(line: str) -> Any:
+    """Parse one line of a JSON Lines file.
+
+    Raises:
+        ValueError: The line is not valid JSON; the message names the column but no line.
+    """
+    try:
+        return parse_json(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at column {error.colno}") from error
+
+
 def digest_of(content: dict[str, Any]) -> str:
     """Return the SHA-256 checksum of a JSON document, regardless of its key order."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -42,7 +42,7 @@ def test_prompts_come_from_several_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "p.jsonl:2: got '{'; expected JSON"),
+        ("{", r"p.jsonl:2: got '{'; expected JSON\..* at column 2\]"),
         ("[1]", "p.jsonl:2: got '.1.'; expected an object"),
         ('{"id": "x"}', "p.jsonl:2: got .*; expected an object with .*prompt, text, turns"),
         ('{"prompt": 5}', "2: prompt: got 5; expected a text. Use quotation marks."),

@@ -80,7 +80,11 @@ def test_documents_of_text_and_arrays(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{', "jsonl:2: it is not JSON"),
+        (
+            "a.jsonl",
+            b'{"text": "x"}\n{',
+            r"jsonl:2: it is not JSON \(Expecting property .* at column 2\)\.",
+        ),
         ("a.jsonl", b'{"words": "x"}', "jsonl:1: got a record of words; expected text, messages"),
         ("a.jsonl", b'{"text": "\xff"}', "jsonl:1: got .* not UTF-8"),
         ("a.npy", b"nothing", "not a numpy array"),
