@@ -243,18 +243,19 @@ def _costs(llm: LLM) -> str:
 def _conditions(timed: Conditions) -> str:
     """Describe a measurement: its age, its spread and the load of the machine."""
     hours = max(0.0, time.time() - timed.made) / 3600
-    age = (
-        f"{hours * 60:.0f} minutes"
+    count, unit = (
+        (round(hours * 60), "minute")
         if hours < 2
-        else f"{hours:.0f} hours"
+        else (round(hours), "hour")
         if hours < 48
-        else f"{hours / 24:.0f} days"
+        else (round(hours / 24), "day")
     )
     waited = (
         "" if timed.waited is None else f", {timed.waited:.0%} of the time waiting for a processor"
     )
     load = "" if timed.load is None else f", load {timed.load:.1f}"
     state = "quiet" if timed.quiet else "disturbed; will be measured again on an idle machine"
+    age = f"{count} {unit}{'s' * (count != 1)}"
     return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
 
 

@@ -23,6 +23,14 @@ def costs_in(output: str) -> str:
     )
 
 
+@pytest.mark.parametrize(
+    ("seconds", "age"), [(1, "0 minutes"), (60, "1 minute"), (7300, "2 hours"), (2**18, "3 days")]
+)
+def test_the_age_of_a_measurement_has_a_singular(seconds: int, age: str) -> None:
+    line = doctor._conditions(Conditions(0.1, None, None, time.time() - seconds))
+    assert line.startswith(f"measured {age} ago, ")
+
+
 def test_costs_are_measured_on_demand_with_their_conditions(measured_costs: Path) -> None:
     status, output = call(*MODEL)
     assert status == 0
