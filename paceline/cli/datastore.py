@@ -212,7 +212,7 @@ def print_summary(path: str) -> None:
         f" document{'s' * (store_info.documents != 1)},"
         f" {store_info.size / 1e6:,.1f} MB"
     )
-    out.print(Text(f"{path}: {counts}, {len(store_info.shards)} shard(s)"))
+    out.print(Text(f"{path}: {counts}, {_shards(store_info)}"))
 
 
 @contextmanager
@@ -252,5 +252,10 @@ def _facts(info: Info) -> list[tuple[str, str]]:
         ("tokenizer", info.tokenizer or "unknown"),
         ("tokens", f"{info.tokens:,}"),
         ("documents", f"{info.documents:,}"),
-        ("size", f"{info.size / 1e6:,.1f} MB in {len(info.shards)} shard(s)"),
+        ("size", f"{info.size / 1e6:,.1f} MB in {_shards(info)}"),
     ]
+
+
+def _shards(info: Info) -> str:
+    count = len(info.shards)
+    return f"{count} shard{'s' * (count != 1)}"

@@ -49,6 +49,10 @@ class InvalidRecords:
         for document in documents:
             read += 1
             yield document
+        if self._errors and not read and self._skip:
+            raise ConfigError(
+                f"inputs: there is no valid record, so nothing was written. {self._errors[0]}"
+            )
         if self._errors and not read:
             raise self._errors[0]
         if self._errors and not self._skip:
@@ -72,4 +76,5 @@ class InvalidRecords:
                 if self._count > MAX_NAMED_RECORDS
                 else ""
             )
-            print_note(f"{self._count} records were skipped{more}")
+            records = "1 record was" if self._count == 1 else f"{self._count} records were"
+            print_note(f"{records} skipped{more}")

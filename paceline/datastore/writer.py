@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def build(
     path = store_folder(path, written=True)
     _require_documents(documents)
     manifest = Manifest(vocab_size, fingerprint_of(tokenizer))
+    rest = iter(documents)
+    documents = chain(list(islice(rest, 1)), rest)  # an input without valid records fails here
     make_folder(path)
     with writing(path, "build"), cleaned(path):
         shards = _Writer(path, manifest, options, live=False).write(documents)

@@ -159,6 +159,23 @@ def test_invalid_records_end_a_build(
     assert datastore.info(store).documents == (2 if command == "build" else 3)
 
 
+def test_a_build_without_a_valid_record_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b'{"words": "x"}\n{\n')
+    words = ("datastore", "build", tmp_path / "store", tmp_path / "d.jsonl", "--tokenizer", "demo")
+    for options, message in (([], "d.jsonl:1: "), (["--skip-invalid"], "there is no valid record")):
+        with pytest.raises(ConfigError, match=message):
+            call(*words, *options)
+        assert not (tmp_path / "store").exists()
+
+
+def test_counts_of_one_are_singular(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{\n')
+    words = ("datastore", "build", tmp_path / "store", tmp_path / "d.jsonl", "--tokenizer", "demo")
+    assert call(*words, "--skip-invalid")[1].endswith(" MB, 1 shard\n")
+    assert "\n1 record was skipped\n" in capfd.readouterr().err
+    assert "MB in 1 shard\n" in call("datastore", "info", tmp_path / "store")[1]
+
+
 def test_a_build_ends_early_if_all_records_are_invalid(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n' + b"{\n" * 1000)
     with pytest.raises(ConfigError, match="at least 10 records are invalid"):
