@@ -65,6 +65,17 @@ class ParallelError(PacelineError):
     """Raised if a process in a parallel run exits or does not respond in time."""
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, and where to run it.
+
+    The command installs from a clone, because the package is on no index.
+
+    Args:
+        extra: Name of the extra, such as "serve".
+    """
+    return f"pip install '.[{extra}]' in a clone of paceline"
+
+
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name.
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 from paceline.util.text_files import MARK
 from paceline.util.threads import ForkableLock
 
@@ -264,7 +264,7 @@ def _llguidance() -> Any:
         return importlib.import_module("llguidance")
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "grammar: llguidance is not installed. Run: pip install 'paceline[grammar]'."
+            f"grammar: llguidance is not installed. Run: {install_command('grammar')}."
         ) from error
 
 

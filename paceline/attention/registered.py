@@ -23,7 +23,7 @@ from paceline.backend.attention_metadata import AttentionMetadata
 from paceline.backend.interface import ScoreOptions
 from paceline.backend.plain_tensors import PLAIN
 from paceline.backend.resolve import cpu_backend
-from paceline.errors import UnsupportedModelError
+from paceline.errors import UnsupportedModelError, install_command
 
 _DEVICES = {"cpu", "cuda"}
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -40,7 +40,7 @@ def why_not_by_position(model: PreTrainedModel) -> str | None:
     if devices == {"cuda"} and find_spec("triton") is None:
         return (
             "it is on cuda, where batch-invariant attention needs triton, which is not installed;"
-            " pip install paceline[cuda]"
+            f" {install_command('cuda')}"
         )
     if model.dtype not in _DTYPES:
         return (

@@ -19,7 +19,7 @@ from paceline.cli.settings import REAL_DEMO, SMALL_DEMO, DemoSettings
 from paceline.cli.show import INTERRUPTED, print_note, print_stream
 from paceline.core.sampling_params import SamplingParams
 from paceline.drafters import REGISTRY
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 from paceline.util.files import make_folder
 from paceline.util.options import ModelOptions, PromptOptions
 
@@ -112,8 +112,8 @@ def _can_draw() -> bool:
     """Return whether matplotlib is installed; if not, print how to install it."""
     if find_spec("matplotlib") is None:
         print_note(
-            "matplotlib is not installed, so no plot is drawn. To draw it, run: pip install"
-            " 'paceline[bench]'"
+            "matplotlib is not installed, so no plot is drawn. To draw it, run:"
+            f" {install_command('bench')}."
         )
         return False
     return True

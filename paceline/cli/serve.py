@@ -22,7 +22,7 @@ from paceline.cli.options import (
 from paceline.cli.settings import WARM_UP_TOKENS
 from paceline.cli.show import print_note
 from paceline.core.sampling_params import SamplingParams
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 from paceline.serve.settings import Settings
 from paceline.serve.sockets import listen
 from paceline.util.config import require_range
@@ -103,8 +103,8 @@ def serve(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"serve: the packages {', '.join(missing)} are not installed. Run: pip install"
-            " 'paceline[serve]'."
+            f"serve: the packages {', '.join(missing)} are not installed. Run:"
+            f" {install_command('serve')}."
         )
     keys = _keys(listen_on)
     listener = _listen(listen_on.host, listen_on.port)

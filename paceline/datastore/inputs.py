@@ -18,7 +18,7 @@ from paceline.datastore.fingerprint import fingerprint_of
 from paceline.datastore.gathering import Document
 from paceline.datastore.records import parse_record, record_parts
 from paceline.datastore.store_settings import TEXT_CHARACTERS, TOKENIZED_TEXTS
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 from paceline.recorded_answers.reading import read_answers, read_settings
 from paceline.util.text_files import open_text
 from paceline.util.unicode import require_text
@@ -236,5 +236,5 @@ def _extra(module: str, name: str) -> Any:
         package = module.partition(".")[0]
         raise ConfigError(
             f"the input {name!r} needs the package {package}, which is not installed. Install it:"
-            " pip install 'paceline[datasets]'"
+            f" {install_command('datasets')}."
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 
 MISTRAL = "mistral-common"  # name of this tokenizer in options
 _FILE = "tokenizer.model.v1"  # 32,000 ids
@@ -31,7 +31,7 @@ class MistralTokenizer:
         except ImportError as error:
             raise ConfigError(
                 f"the tokenizer {MISTRAL!r} needs mistral-common with sentencepiece, which are not"
-                " installed. Install them: pip install 'paceline[replay]'"
+                f" installed. Install them: {install_command('replay')}."
             ) from error
 
     def __call__(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import CapacityError, PacelineError, UnsupportedModelError
+from paceline.errors import CapacityError, PacelineError, UnsupportedModelError, install_command
 from paceline.llama_cpp.library import Library
 from paceline.llama_cpp.structures import Batch, RawStructure, structure
 
@@ -103,8 +103,8 @@ class Context:
         if actual != expected or library.n_ctx(handle) < options.cells:
             raise UnsupportedModelError(
                 f"llama.cpp {library.version}: got {actual} and {library.n_ctx(handle)} cells;"
-                f" expected {expected} and {options.cells}. Install the extra again: pip install"
-                " 'paceline[llama-cpp]'."
+                f" expected {expected} and {options.cells}. Install the extra again:"
+                f" {install_command('llama-cpp')}."
             )
 
     def decode(self, rows: BatchRows) -> FloatArray:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import ConfigError, UnsupportedModelError, install_command
 from paceline.llama_cpp.settings import ERROR_LEVEL
 from paceline.llama_cpp.structures import Batch, Fields, RawStructure, find_layout
 
@@ -93,8 +93,8 @@ class Library:
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             raise UnsupportedModelError(
-                f"llama.cpp at {str(path)!r} cannot be used: {error}. Install the extra again: pip"
-                " install 'paceline[llama-cpp]'."
+                f"llama.cpp at {str(path)!r} cannot be used: {error}. Install the extra again:"
+                f" {install_command('llama-cpp')}."
             ) from error
         self._log = _LOG(_show_errors)  # kept alive as long as the library may call it
         self.log_set(self._log, None)
@@ -140,7 +140,7 @@ def load_library() -> Library:
         return Library(path, _version_of(package))
     raise ConfigError(
         "\0engine\0: 'llama.cpp' needs the package xllamacpp or llama-cpp-python, and neither is"
-        " installed. Run: pip install 'paceline[llama-cpp]'."
+        f" installed. Run: {install_command('llama-cpp')}."
     )
 
 

@@ -10,7 +10,7 @@ import ctypes
 from ctypes import c_bool, c_float, c_int32, c_uint32, c_void_p
 from typing import Any
 
-from paceline.errors import UnsupportedModelError
+from paceline.errors import UnsupportedModelError, install_command
 from paceline.llama_cpp.settings import F16, MAX_STRUCTURE_BYTES, MAX_THREADS
 
 Fields = list[tuple[str, Any]]
@@ -116,7 +116,7 @@ def find_layout(raw: bytes, version: str) -> Fields:
         raise UnsupportedModelError(
             f"llama.cpp {version}: the layout of its parameters is unknown (checked"
             f" {', '.join(CONTEXT_LAYOUTS)}; differs at {', '.join(nearest[:3]) or 'none'})."
-            " Install the extra again: pip install 'paceline[llama-cpp]'."
+            f" Install the extra again: {install_command('llama-cpp')}."
         )
     return fitting[0]
 

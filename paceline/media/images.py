@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 from paceline.media.settings import IMAGE_FORMATS, MAX_IMAGE_PIXELS
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _pillow(where: str) -> tuple[Any, Any]:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise ConfigError(
-            f"{where}: images need Pillow, which is missing. Run: pip install 'paceline[images]'"
+            f"{where}: images need Pillow, which is missing. Run: {install_command('images')}."
         ) from error
     return Image, ImageOps
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.core.media import EncodedPrompt, Media
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 from paceline.media.images import load_image
 from paceline.media.prompts import MultimodalPrompt, checked_array, load_video
 from paceline.model.media_prefill import MEDIA_ARGUMENTS, placeholder_ids, takes_media
@@ -196,7 +196,8 @@ def _load(source: str | Path, where: str) -> Any:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"{where}: cannot load the processor of {str(source)!r}: {reason}. Images need Pillow,"
-            " and some processors torchvision: pip install 'paceline[images]' torchvision"
+            " and some processors torchvision. Run: pip install torchvision, and"
+            f" {install_command('images')}."
         ) from error
 
 

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"  # the first bytes of every file
@@ -42,7 +42,7 @@ def require_packages(path: Path) -> None:
     if packages:
         raise ConfigError(
             f"model {str(path)!r}: reading a GGUF file needs {' and '.join(packages)}."
-            f" Run: pip install {' '.join(packages)}, or install paceline[gguf]."
+            f" Run: pip install {' '.join(packages)}, or {install_command('gguf')}."
         )
 
 

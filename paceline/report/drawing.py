@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, install_command
 from paceline.report.report_settings import BAR_SHARE, LEGEND_DEPTH
 from paceline.report.tables import Table
 from paceline.util.files import write_atomically
@@ -33,7 +33,7 @@ def page(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(
-            "picture: matplotlib is not installed. Run: pip install 'paceline[bench]'."
+            f"picture: matplotlib is not installed. Run: {install_command('bench')}."
         ) from error
     figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.errors import install_command
 from paceline.report.tables import Cell, Column, Table
 from papers.part import PICTURE
 from papers.sssd.answers import GREEDY, temperature_name
@@ -172,9 +173,7 @@ def figure_5(result: SssdResult) -> Table:
         *(
             []
             if len(vocabularies.sizes) > 1
-            else [
-                "For a second vocabulary, install mistral-common: pip install 'paceline[replay]'."
-            ]
+            else [f"For a second vocabulary, install mistral-common: {install_command('replay')}."]
         ),
         note,
     )

@@ -174,7 +174,7 @@ def test_a_missing_extra_is_named(
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(
             ConfigError,
-            match=rf"{module.partition('.')[0]}, which is not.*pip install 'paceline\[datasets\]'",
+            match=rf"{module.partition('.')[0]}, which is not.*pip install '\.\[datasets\]'",
         ):
             list(inputs.documents([name], tokenizer))
 

@@ -103,4 +103,4 @@ def test_without_matplotlib_no_plot_is_drawn(
     assert module._can_draw()
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert not module._can_draw()
-    assert "paceline[bench]" in capsys.readouterr().err
+    assert "run: pip install '.[bench]' in a clone of paceline." in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_a_missing_draft_model_is_named_by_its_option(
 def test_a_missing_extra_gives_installation_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     with pytest.raises(
-        ConfigError, match=r"fastapi.* not installed\. Run: pip install 'paceline\[serve\]'"
+        ConfigError, match=r"fastapi.* not installed\. Run: pip install '\.\[serve\]' in a clone"
     ):
         call("serve", "demo")
 

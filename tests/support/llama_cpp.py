@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HAS_LIBRARY = any(importlib.util.find_spec(name) for name in ("xllamacpp", "llama_cpp"))
-NO_LIBRARY = "no llama.cpp library: pip install 'paceline[llama-cpp]'"
+NO_LIBRARY = "no llama.cpp library: pip install '.[llama-cpp]'"
 needs_library = pytest.mark.skipif(not HAS_LIBRARY, reason=NO_LIBRARY)
 
 
