@@ -233,6 +233,10 @@ def _missing_columns(table: Table) -> list[str]:
 def _notes(result: BenchResult) -> list[str]:
     notes = [f"{name}: skipped, {reason}." for name, reason in result.skipped.items()]
     notes += [cut_note(result.cut_prompts)] if result.cut_prompts else []
+    if len(result.methods) == 1 and result.baseline not in (_NONE, TRANSFORMERS):
+        notes += [
+            f"The speed-up compares {result.baseline} with itself. Add {_NONE} to --drafters."
+        ]
     notes += _verdict(result.figures())
     reasons = dict.fromkeys(
         (guarantee.on, guarantee.reason) for guarantee in result.guarantees.values()

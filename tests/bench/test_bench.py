@@ -286,6 +286,14 @@ def test_the_batch_shown_is_the_number_answered_together(bench: Bench) -> None:
     assert "batch 2; " in markdown(bench(batch=2, **values))
 
 
+def test_a_drafter_alone_gets_a_note_about_its_speedup(bench: Bench) -> None:
+    note = "The speed-up compares prompt_lookup with itself. Add none to --drafters."
+    values: dict[str, Any] = {"baselines": (), "max_new_tokens": 2, "limit": 1}
+    assert note in markdown(bench(drafters=("prompt_lookup",), **values))
+    for names in (("none",), ("none", "prompt_lookup")):
+        assert "with itself" not in markdown(bench(drafters=names, **values))
+
+
 def test_sampled_outputs_are_compared_with_plain_decoding(bench: Bench) -> None:
     names = (*DRAFTERS, "draft_model:max_draft_tokens=3,verification=follow")
     result = bench(drafters=names, temperature=0.8, top_k=20, seed=7)
