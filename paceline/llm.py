@@ -94,6 +94,8 @@ class LLM(ChatFacade):
             the packed model. Default: the weights are not packed.
         engine: Library that runs the model: "transformers" (default), or "llama.cpp" for GGUF
             files.
+    Attributes:
+        has_draft_model: Whether the drafters of requests can use a draft model.
     Raises:
         ConfigError: An argument cannot be used.
         UnsupportedModelError: The model cannot be verified losslessly.
@@ -141,6 +143,7 @@ class LLM(ChatFacade):
         tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
         self.tokenizer, self._source = load_tokenizer(tokenizer, model, unpack), model
         self._media = MediaProcessor(loaded, model if processor is None else processor)
+        self.has_draft_model = draft_model is not None
         make = Maker(draft_model, dtype, str(loaded.device))
         self._engine = Engine(
             loaded,

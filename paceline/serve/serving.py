@@ -45,7 +45,7 @@ class Serving:
         self.began = int(time.time())
         self.sampler = Sampler(
             llm,
-            Speculations(llm.drafter.name, settings.allow_drafter),
+            Speculations(llm.drafter.name, settings.allow_drafter, llm.has_draft_model),
             settings.ignore_generation_config,
         )
         self.answer_format = AnswerFormat(

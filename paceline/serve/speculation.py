@@ -26,10 +26,11 @@ class Speculations:
         own: Name of the engine's default drafter.
         allowed: Drafter specs that the server's operator allows. Unlike other specs, these specs
             may contain options that name files.
+        has_draft_model: Whether the server has a draft model.
     """
 
-    def __init__(self, own: str, allowed: Iterable[str] = ()) -> None:
-        self._own = own
+    def __init__(self, own: str, allowed: Iterable[str] = (), has_draft_model: bool = True) -> None:
+        self._own, self._has_draft_model = own, has_draft_model
         self._allowed = {spec_key(spec): spec for spec in allowed}
         self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
 
@@ -47,7 +48,8 @@ class Speculations:
             the engine's default drafter; a number of None sets no limit.
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this
-                package, or an option could name a file.
+                package, or an option could name a file. Also raised if the drafter needs a draft
+                model that the server lacks.
         """
         if isinstance(speculation, bool) or speculation is None:
             return (PLAIN, None) if speculation is False else (None, None)
@@ -64,6 +66,11 @@ class Speculations:
         if spec_key(spec) in self._allowed:
             return self._allowed[spec_key(spec)], max_nodes
         _check(name, options)
+        if entry(name).needs_draft_model and not self._has_draft_model:
+            raise ConfigError(
+                f"speculation: {name} needs a draft model, which the server lacks. Start the server"
+                " with --draft-model."
+            )
         return spec, max_nodes
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from paceline import LLM, demo
 from paceline.drafters import create
 from paceline.errors import ConfigError
-from paceline.serve.requests import Speculation
+from paceline.serve import Settings
+from paceline.serve.requests import CompletionRequest, Speculation
+from paceline.serve.serving import Serving
 from paceline.serve.speculation import Speculations
 from paceline.util.config import parse_spec
 
@@ -75,6 +78,15 @@ def test_safe_drafters_are_accepted(given: Any, spec: Any) -> None:
 def test_unsafe_drafters_are_refused(given: Any) -> None:
     with pytest.raises(ConfigError):
         ALLOWED.spec(given)
+
+
+def test_a_missing_draft_model_is_an_option_of_the_server() -> None:
+    llm = LLM(demo.TARGET, "none", dtype="float32")
+    sampler = Serving(llm, Settings()).sampler
+    fields: dict[str, Any] = {"prompt": "x", "speculation": "draft_model:max_draft_tokens=3"}
+    request = CompletionRequest(**fields)
+    with pytest.raises(ConfigError, match=r"Start the server with --draft-model\."):
+        sampler.params(request, 4, None)
 
 
 @pytest.mark.parametrize(
