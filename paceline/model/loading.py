@@ -61,8 +61,7 @@ def load_model(
 
     Args:
         model: Directory, hub id, GGUF file or loaded model.
-        dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the dtype of the
-            checkpoint.
+        dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" (the checkpoint's dtype).
         device: Torch device; "auto" selects a GPU if one is available.
         unpack: Whether to convert a GGUF file to a checkpoint. With False, a model that runs in
             bfloat16 on a CPU uses the packed weights in the file. None converts the file only if
@@ -167,8 +166,7 @@ def must_unpack(
 
     Args:
         model: Directory, hub id, GGUF file or loaded model.
-        dtype: "float32", "bfloat16", "float16" or a torch dtype; None or "auto" means the dtype of
-            the checkpoint.
+        dtype: Name of a dtype, or a torch dtype; None or "auto" means the checkpoint's dtype.
         device: Torch device; "auto" selects a GPU if one is available.
         unpack: Whether to convert a GGUF file; None converts the file only if the processor lacks
             bfloat16 instructions.
@@ -222,8 +220,7 @@ def load_draft(
         dtype: "float32", "bfloat16", "float16", a torch dtype, or "auto" for the checkpoint's.
         device: Torch device; "auto" selects a GPU if one is available.
     Raises:
-        ConfigError: The model cannot be loaded (`load_model`), or its reduced vocabulary is
-            damaged.
+        ConfigError: The model cannot be loaded, or its reduced vocabulary is damaged.
     """
     source = demo.draft_of(model) if isinstance(model, str) else model
     if not isinstance(source, PreTrainedModel) and checkpoint.is_reading(str(source)):
@@ -280,8 +277,7 @@ def draft_lm(model: str | Path | PreTrainedModel | CachedLM) -> CachedLM:
     loaded = load_draft(model)
     if loaded.device.type != "cpu" or foreign_weights(loaded) is not None:
         return CachedLM(loaded)
-    # An EAGLE-style draft model includes the target's LM head. bfloat16 kernels save most of the
-    # time that this LM head takes.
+    # bfloat16 kernels save most of the time of the target's LM head, which such drafts include.
     if uses_target_states(loaded) and loaded.dtype == torch.bfloat16 and has_bfloat16_kernels():
         products = Products.of_backend(loaded, backend_of(loaded.device))
         return CachedLM(loaded, batch_invariant=True, products=products)

@@ -82,10 +82,7 @@ class TorchRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare the inputs of a state-space layer for `walk`.
-
-        The layer has one decay rate per head.
-        """
+        """Prepare the inputs of a layer with one decay rate per head for `walk`."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)
@@ -276,11 +273,9 @@ def _taps(tree: TokenTree, size: int) -> IntArray:
 def _scatter(numbers: Tensor, tree: TokenTree, count: int) -> Tensor:
     """Rearrange values from a row per request to a row per token of the forward pass.
 
-    The rows of tokens outside the tree contain zeros.
-
     Args:
         numbers: Values of the tokens, [requests, width, ...].
-        tree: Tokens of the forward pass.
+        tree: Tokens of the forward pass. The result is zero for tokens outside the tree.
         count: Number of tokens in the forward pass.
     """
     columns = np.where(tree.is_padding(), count, tree.columns)

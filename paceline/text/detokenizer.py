@@ -56,8 +56,7 @@ class Detokenizer:
     `tokenizer.decode` for all tokens. If a character spans several tokens, `push` returns the
     character with the last of these tokens. Invalid bytes, and an incomplete character at the end,
     become U+FFFD. With byte fallback, `tokenizer.decode` also corrupts the complete characters
-    before such bytes; this class preserves them. The cost per token does not depend on the length
-    of the text.
+    before such bytes; this class preserves them. The cost per token does not grow with the text.
 
     Args:
         tokenizer: transformers tokenizer, or any object with the same `decode` method.
@@ -145,10 +144,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the text that remains if the answer ends here.
-
-        The field `data` of the result is empty.
-        """
+        """Return the text that remains if the answer ends here, with no bytes."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
