@@ -231,6 +231,7 @@ def test_small_models_use_our_products_if_faster(
     """Only batch invariance starts this measurement, because it takes time."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(product_choice, "trial", lambda model: Trial((1.0,) * 5, (1.0,) * 5))
+    monkeypatch.setattr(probing, "forward_cost", lambda *requested: Cost(1.0, 1.0, QUIET))
     result = resolve_batch_invariance(pair.target, True)
     assert result.report is not None
     assert result.report.own_products
