@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from paceline.backend.activations import no_replacements
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.own_code import OwnCodeOverride
 from paceline.kv_cache.state_layer import StateLayer
@@ -88,7 +89,11 @@ class RecurrenceMixer:
         def recurrence(*args: Any, **kwargs: Any) -> Any:
             return function(self._call, *args, **kwargs)
 
-        return recurrence
+        def delta_rule(*args: Any, **kwargs: Any) -> Any:
+            with no_replacements():  # a delta rule calls no activation function
+                return function(self._call, *args, **kwargs)
+
+        return delta_rule if function is RecurrenceCall.delta_rule else recurrence
 
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall
