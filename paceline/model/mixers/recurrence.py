@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paceline.backend.activations import no_replacements
 from paceline.backend.overrides import ForwardOverride
 from paceline.backend.own_code import OwnCodeOverride
 from paceline.kv_cache.state_layer import StateLayer
@@ -89,11 +88,7 @@ class RecurrenceMixer:
         def recurrence(*args: Any, **kwargs: Any) -> Any:
             return function(self._call, *args, **kwargs)
 
-        def delta_rule(*args: Any, **kwargs: Any) -> Any:
-            with no_replacements():  # a delta rule calls no activation function
-                return function(self._call, *args, **kwargs)
-
-        return delta_rule if function is RecurrenceCall.delta_rule else recurrence
+        return recurrence
 
     def __call__(
         self, hidden: Tensor, batch: RecurrentBatch, layer: StateLayer, call: MixerCall

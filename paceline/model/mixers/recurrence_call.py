@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.backend.activations import no_replacements
 from paceline.backend.recurrences import (
     Convolution,
     FoldedStates,
@@ -97,11 +98,12 @@ class RecurrenceCall:
 
         The shape of the output is [rows, columns, heads, value dim].
         """
-        states = _flat(query), _flat(key), _flat(value)
-        tokens = recurrences_for(states[2]).delta_tokens(
-            states, _flat(g), _flat(beta), use_qk_l2norm_in_kernel
-        )
-        return self._walk(tokens).view(value.shape), None
+        with no_replacements():  # a delta rule calls no activation function
+            states = _flat(query), _flat(key), _flat(value)
+            tokens = recurrences_for(states[2]).delta_tokens(
+                states, _flat(g), _flat(beta), use_qk_l2norm_in_kernel
+            )
+            return self._walk(tokens).view(value.shape), None
 
     def state_space(
         self,
