@@ -52,7 +52,7 @@ _KIND = "rows-v15"  # raise the number when the probes or the report change
 _used: set[result_cache.ResultKey] = set()
 
 
-class _Costs(NamedTuple):
+class _ProbeCosts(NamedTuple):
     """Measured costs; see the `ProbeReport` fields of the same names."""
 
     cost: float = 1.0
@@ -115,7 +115,7 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
         return ProbeReport(0, 0, 1.0, unknown, (), time.perf_counter() - begin)
     best = widest_class((finding.runs for finding in findings), WIDE_COUNTS)
     reason = _why_too_narrow(best, findings) or _why_not_invariant(model, best, products)
-    costs = _Costs() if reason else _measure_costs(model, modules, best, products)
+    costs = _ProbeCosts() if reason else _measure_costs(model, modules, best, products)
     return ProbeReport(
         best.min_rows,
         best.max_rows,
@@ -189,16 +189,16 @@ def _why_not_invariant(model: PreTrainedModel, rows: RowClass, products: Product
 
 def _measure_costs(
     model: PreTrainedModel, modules: Sequence[RowModule], rows: RowClass, products: Products
-) -> _Costs:
+) -> _ProbeCosts:
     """Measure how much batch invariance slows down matrix products and forward passes."""
     forward = forward_cost(model, rows.min_rows, products, MAX_COST)
     if not products.fixed_rows and rows.min_rows == 1:
-        return _Costs(1.0, forward.ratio, forward.usual_seconds, forward.conditions)
+        return _ProbeCosts(1.0, forward.ratio, forward.usual_seconds, forward.conditions)
     product = (
         fixed_rows_cost(modules) if products.fixed_rows else padding_cost(modules, rows.min_rows)
     )
     worst = worst_conditions(forward.conditions, product.conditions)
-    return _Costs(product.ratio, forward.ratio, forward.usual_seconds, worst)
+    return _ProbeCosts(product.ratio, forward.ratio, forward.usual_seconds, worst)
 
 
 def worst_conditions(*conditions: Conditions | None) -> Conditions | None:
