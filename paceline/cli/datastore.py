@@ -17,6 +17,7 @@ from paceline.cli.loading import load_tokenizer
 from paceline.cli.options import command_group, flattened
 from paceline.cli.show import out, table_console
 from paceline.util.config import require_range
+from paceline.util.plurals import counted
 
 if TYPE_CHECKING:
     from paceline.datastore import Info
@@ -208,11 +209,10 @@ def print_summary(path: str) -> None:
 
     store_info = info(path)
     counts = (
-        f"{store_info.tokens:,} tokens in {store_info.documents:,}"
-        f" document{'s' * (store_info.documents != 1)},"
-        f" {store_info.size / 1e6:,.1f} MB"
+        f"{store_info.tokens:,} tokens in {counted(store_info.documents, 'document')},"
+        f" {store_info.size / 1e6:,.1f} MB, {counted(len(store_info.shards), 'shard')}"
     )
-    out.print(Text(f"{path}: {counts}, {_shards(store_info)}"))
+    out.print(Text(f"{path}: {counts}"))
 
 
 @contextmanager
@@ -252,10 +252,5 @@ def _facts(info: Info) -> list[tuple[str, str]]:
         ("tokenizer", info.tokenizer or "unknown"),
         ("tokens", f"{info.tokens:,}"),
         ("documents", f"{info.documents:,}"),
-        ("size", f"{info.size / 1e6:,.1f} MB in {_shards(info)}"),
+        ("size", f"{info.size / 1e6:,.1f} MB in {counted(len(info.shards), 'shard')}"),
     ]
-
-
-def _shards(info: Info) -> str:
-    count = len(info.shards)
-    return f"{count} shard{'s' * (count != 1)}"

@@ -21,6 +21,7 @@ from paceline.errors import ConfigError
 from paceline.util import cache
 from paceline.util.machine import instruction_flags, processor, usable_cores
 from paceline.util.options import ModelOptions
+from paceline.util.plurals import counted
 
 if TYPE_CHECKING:
     from paceline.invariance.probe_report import ProbeReport
@@ -215,7 +216,7 @@ def _products(target: CachedLM) -> str:
         return f"{backend}: paceline's kernels need plain weights on a CPU"
     each = zip(TIMED_ROWS, timing.ours, timing.torchs, strict=True)
     times = ", ".join(
-        f"{count} row{'s' * (count > 1)} {own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g}"
+        f"{counted(count, 'row')} {own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g}"
         for count, own_seconds, torch_seconds in each
     )
     conditions = "" if timing.conditions is None else f"; {_conditions(timing.conditions)}"
@@ -255,7 +256,7 @@ def _conditions(timed: Conditions) -> str:
     )
     load = "" if timed.load is None else f", load {timed.load:.1f}"
     state = "quiet" if timed.quiet else "disturbed; will be measured again on an idle machine"
-    age = f"{count} {unit}{'s' * (count != 1)}"
+    age = counted(count, unit)
     return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
 
 

@@ -15,6 +15,7 @@ from paceline.media.images import load_image
 from paceline.media.prompts import MultimodalPrompt, checked_array, load_video
 from paceline.model.media_prefill import MEDIA_ARGUMENTS, placeholder_ids, takes_media
 from paceline.model.sources import checkpoint_source
+from paceline.util.plurals import counted
 
 _KINDS = ("image", "video", "audio")
 _TYPES = ("token_type_ids", "mm_token_type_ids")  # nonzero for placeholders
@@ -206,8 +207,8 @@ def _check_count(processor: Any, kind: str, items: Sequence[Any], text: str, whe
     if isinstance(token, str) and text.count(token) != len(items):
         count = text.count(token)
         raise ConfigError(
-            f"{where}: got {_noun(kind, len(items))} and {count}"
-            f" placeholder{'' if count == 1 else 's'} {token}; expected one placeholder each."
+            f"{where}: got {_noun(kind, len(items))} and {counted(count, 'placeholder')} {token};"
+            " expected one placeholder each."
         )
 
 
@@ -216,5 +217,4 @@ def _argument(kind: str) -> str:
 
 
 def _noun(kind: str, count: int) -> str:
-    word = "audio clip" if kind == "audio" else kind
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return counted(count, "audio clip" if kind == "audio" else kind)
