@@ -141,7 +141,8 @@ def _without_values(output: BucketOutput) -> BucketOutput:
         below = [[_meta(tensor) for tensor in calls] for calls in states.below]
         head, last = ([_meta(each) for each in part] for part in (states.head, states.last))
         states = CapturedStates(head, below, last)
-    return BucketOutput(_meta(output.logits), states)
+    top = None if output.top is None else (_meta(output.top[0]), _meta(output.top[1]))
+    return BucketOutput(_meta(output.logits), states, top)
 
 
 def _meta(tensor: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -34,6 +34,10 @@ class TopLogits(NamedTuple):
     def tensors(self) -> tuple[Tensor, Tensor]:
         """Return the device tensors whose CPU copies are the input of `tokens`."""
         return self.columns, self.probs
+
+    def rows(self, select: Callable[[Tensor], Tensor]) -> TopLogits:
+        """Return the tokens of the rows that `select` takes from a tensor [rows, k]."""
+        return TopLogits(select(self.columns), select(self.probs), self.vocabulary_ids)
 
     def tokens(self, arrays: Arrays) -> TopTokens:
         """Return the most likely tokens on the CPU.
@@ -116,6 +120,23 @@ class NodeLogits:
         """Return the logits for the requests with the indices `rows`, in that order."""
         return self if list(rows) == list(range(len(self))) else self._selected(rows)
 
+    def at(self, nodes: Sequence[Sequence[int]]) -> NodeLogits:
+        """Return the logits at some nodes of each request, without hidden states.
+
+        Args:
+            nodes: For each request, indices into its rows: index 0 is the newest token, and index
+                1 + i is draft node i.
+        """
+        rows = [start + node for start, own in zip(self.starts, nodes, strict=True) for node in own]
+        counts = [len(own) for own in nodes]
+        if rows == list(range(len(self.flat))):
+            return replace(NodeLogits.from_rows(self.flat, counts), top=self.top)
+        (index,) = upload(self.flat.device, rows)
+        return replace(
+            NodeLogits.from_rows(self.flat[index], counts),
+            top=self.top and self.top.rows(lambda tensor: tensor[index]),
+        )
+
     def _selected(self, rows: Sequence[int]) -> NodeLogits:
         counts = [self.counts[row] for row in rows]
         starts = [self.starts[row] for row in rows]
@@ -124,13 +145,10 @@ class NodeLogits:
             spans = zip(starts, counts, strict=True)
             return torch.cat([tensor[:0], *(tensor[start : start + n] for start, n in spans)])
 
-        states, top = self.states, self.top
         return replace(
             NodeLogits.from_rows(selected(self.flat), counts),
-            states=None if states is None else selected(states),
-            top=None
-            if top is None
-            else TopLogits(selected(top.columns), selected(top.probs), top.vocabulary_ids),
+            states=None if self.states is None else selected(self.states),
+            top=self.top and self.top.rows(selected),
         )
 
     def padded(self) -> Tensor:

@@ -202,6 +202,7 @@ class Target(Protocol):
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
+        num_top: int = 0,
     ) -> NodeLogits:
         """Run one forward pass over the requests' pending tokens and draft trees.
 
@@ -212,6 +213,8 @@ class Target(Protocol):
                 the target's `prefill_chunk`.
             reduced_logits: Whether to return logits only for a reduced vocabulary, if the LM head
                 has one.
+            num_top: Number of most likely tokens per row (`NodeLogits.top`) that the target also
+                finds if it can do so at no extra cost, as in a CUDA graph; 0 for none.
         """
 
     def forward_with_states(
@@ -222,6 +225,7 @@ class Target(Protocol):
         pending: bool = False,
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
+        num_top: int = 0,
     ) -> NodeLogits:
         """Run `forward_nodes` and capture the hidden states that the LM head reads.
 
@@ -232,6 +236,7 @@ class Target(Protocol):
             pending: Whether to capture the states of all pending tokens, not just the newest.
             prefill_chunk: See `forward_nodes`.
             reduced_logits: See `forward_nodes`.
+            num_top: See `forward_nodes`.
         """
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+# Number of times that a function runs before it is captured as a graph. The first call compiles
+# kernels, and some shapes occur only once.
+CALLS_BEFORE_CAPTURE = 1
+
 # Maximum row size of a norm, limited by the registers of one program.
 MAX_NORM_SIZE = 16384
 

@@ -18,6 +18,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.engine.batch_result import BatchResult, distribute_outcomes
 from paceline.engine.state_recording import record_states, recorded_layers
+from paceline.sampling.sampler import is_greedy
 from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.logprobs import score_prompts
 from paceline.verification.tree_rules import check_trees
@@ -194,12 +195,14 @@ def _forward(
         request.states is not None for request in requests
     )
     layers = recorded_layers(requests) if records_states else None
+    # The most likely token suffices to verify greedy requests.
+    num_top = max(max(each.top_k for each in drafts), int(is_greedy(requests)))
     if records_states or any(each.batch.draft_head is not None for each in drafts):
         logits = model.forward_with_states(
-            requests, trees, layers or (), records_states, chunk, reduced_logits
+            requests, trees, layers or (), records_states, chunk, reduced_logits, num_top
         )
     else:
-        logits = model.forward_nodes(requests, trees, chunk, reduced_logits)
+        logits = model.forward_nodes(requests, trees, chunk, reduced_logits, num_top)
     if any(request.scoring for request in requests):
         logits = score_prompts(requests, logits, chunk)
     return logits, layers

@@ -197,6 +197,7 @@ class GgufTarget(TargetBase):
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
+        num_top: int = 0,
     ) -> NodeLogits:
         """Run one forward pass over the requests' pending tokens and draft trees.
 
@@ -206,6 +207,7 @@ class GgufTarget(TargetBase):
             prefill_chunk: Maximum number of pending tokens per request; None means the maximum that
                 was set for the target.
             reduced_logits: Ignored, because the vocabulary is never reduced.
+            num_top: Ignored, because the logits are on the CPU.
         Raises:
             MemoryError: The cache cannot grow enough for the tokens and nodes.
         """

@@ -200,8 +200,12 @@ class CachedLM(ForwardPasses):
         """
         if isinstance(self._cache, RegionCache):
             return self._cache.growth_step
-        has_graphs = self._runner.fixed_shapes is not None and self.device.type == "cuda"
-        return GRAPH_GROWTH_POSITIONS if has_graphs else 1
+        return GRAPH_GROWTH_POSITIONS if self.has_graphs else 1
+
+    @property
+    def has_graphs(self) -> bool:
+        """Return True if decode steps run as CUDA graphs."""
+        return self._runner.fixed_shapes is not None and self.device.type == "cuda"
 
     def preallocate(self, slots: int, positions: int, limit: int) -> None:
         """Prepare the cache for its maximum size, so that later growth copies no data.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.core.node_logits import NodeLogits
+from paceline.core.node_logits import NodeLogits, TopLogits
 from paceline.core.request import Request
 from paceline.core.target_base import count_forward
 from paceline.core.tree import DraftTree, IntArray
@@ -89,6 +89,7 @@ class ForwardPasses(CachedRequests):
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
+        num_top: int = 0,
     ) -> NodeLogits:
         """Run a forward pass over pending tokens and draft trees.
 
@@ -101,6 +102,8 @@ class ForwardPasses(CachedRequests):
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
                 order of `kept_ids`. The option has no effect without a reduced vocabulary. Default
                 False.
+            num_top: Number of most likely tokens per row that a forward pass with a fixed shape
+                also finds; 0 for none. Other forward passes ignore it.
         Returns:
             For each request, the logits after its last pending token and after each node. If the
             request asks for `prompt_logprobs`, the logits that score prompt tokens come first.
@@ -109,6 +112,7 @@ class ForwardPasses(CachedRequests):
         self._requests = list(requests)
         self._runner.begin()
         self._runner.view.state.reduced_logits = reduced_logits
+        self._runner.num_top = num_top if self._has_target_ids else 0
         self._recurrent = []
         if not self.architecture.takes_masks:
             return self._forward_rows(trees, chunk)
@@ -120,15 +124,14 @@ class ForwardPasses(CachedRequests):
             self._begin_states(trees, packing)
             self._count(packing.pending, packing.nodes)
             flat = self._shared(self._runner.ragged(packing, self._requests))
-            return NodeLogits.from_rows(
-                flat[: sum(counts) + int(packing.scored.sum())], counts, packing.scored.tolist()
-            )
+            flat = flat[: sum(counts) + int(packing.scored.sum())]
+            return self._with_top(NodeLogits.from_rows(flat, counts, packing.scored.tolist()))
         layout = lay_out(requests, trees, chunk, self.min_rows)
         self._read_target_states(layout)
         self._begin_states(trees, layout)
         self._count(layout.pending, layout.nodes)
         flat = self._shared(self._runner.padded(layout, self._requests))
-        return NodeLogits.from_padded(flat, counts, layout.scored)
+        return self._with_top(NodeLogits.from_padded(flat, counts, layout.scored))
 
     def forward_with_hidden(
         self,
@@ -161,6 +164,7 @@ class ForwardPasses(CachedRequests):
         pending: bool = False,
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
+        num_top: int = 0,
     ) -> NodeLogits:
         """Run `forward_nodes`, and also return the hidden states after the final norm.
 
@@ -173,6 +177,7 @@ class ForwardPasses(CachedRequests):
                 `prefill_chunk`.
             reduced_logits: Whether to return only the logits of the reduced vocabulary. Default
                 False.
+            num_top: See `forward_nodes`.
         Raises:
             UnsupportedModelError: The model computes its logits without an LM head, or does not
                 expose its layers.
@@ -181,7 +186,7 @@ class ForwardPasses(CachedRequests):
         runner.states_wanted = StateRequest(layers, pending)
         try:
             with capture_states(self._model, runner.states_wanted) as captured:
-                logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits)
+                logits = self.forward_nodes(requests, trees, prefill_chunk, reduced_logits, num_top)
         finally:
             runner.states_wanted = None
         captured = runner.bucket_states or captured
@@ -191,6 +196,22 @@ class ForwardPasses(CachedRequests):
                 " states cannot be read. Choose a drafter without an acceptance head."
             )
         return captured.with_states(logits, runner.picks, runner.column_picks, runner.pending)
+
+    @property
+    def _has_target_ids(self) -> bool:
+        """Return whether `_shared` leaves the logits unchanged."""
+        vocabulary = self._vocabulary
+        return vocabulary is None or (
+            isinstance(vocabulary, SharedVocabulary) and vocabulary.is_identity
+        )
+
+    def _with_top(self, logits: NodeLogits) -> NodeLogits:
+        """Add the most likely tokens, if the forward pass has found them."""
+        if self._runner.top is None:
+            return logits
+        token_ids = self.kept_ids if self._runner.view.state.reduced_logits else None
+        top = TopLogits(*self._runner.top, token_ids)
+        return replace(logits, top=top.rows(lambda found: found[: len(logits.flat)]))
 
     def _read_target_states(self, batch: PaddedBatch | RaggedBatch) -> None:
         if self.uses_target_states:

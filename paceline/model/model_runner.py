@@ -17,6 +17,7 @@ from paceline.core.tree import IntArray
 from paceline.kv_cache.slot_cache import SlotCache
 from paceline.model.architecture import Architecture, Masks
 from paceline.model.eagle.captured_states import CapturedStates, StateRequest
+from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.runner import FixedShapeRunner
 from paceline.model.model_view import ModelView, use_attention
 from paceline.model.padded_batch import PaddedBatch
@@ -40,6 +41,9 @@ class ModelRunner:
         timer: Measures the time that the device spends in the model.
         fixed_shapes: Runner of forward passes with fixed shapes, or None.
         states_wanted: Hidden states to capture in the current forward pass.
+        num_top: Number of most likely tokens that the current forward pass finds per row if it
+            runs with a fixed shape; 0 for none.
+        top: Columns and probabilities of these tokens, each [rows, num_top]; None if not found.
         bucket_states: Captured states of the current forward pass, if it ran with a fixed shape.
         picks: For each call of the model, a function that selects the requested rows from the LM
             head's inputs or outputs: [rows, columns, n] to [selected, n]. A forward pass may
@@ -64,6 +68,8 @@ class ModelRunner:
         self.timer = DeviceTimer(device)
         self.fixed_shapes: FixedShapeRunner | None = None
         self.states_wanted: StateRequest | None = None
+        self.num_top = 0
+        self.top: tuple[Tensor, Tensor] | None = None
         self.bucket_states: CapturedStates | None = None
         self.picks: list[Callable[[Tensor], Tensor]] = []
         self.column_picks: list[Callable[[Tensor], Tensor]] = []
@@ -79,7 +85,7 @@ class ModelRunner:
         self.picks.clear()
         self.column_picks.clear()
         self.pending.clear()
-        self.bucket_states = None
+        self.bucket_states = self.top = None
 
     def padded(self, layout: PaddedBatch, requests: Sequence[Request]) -> Tensor:
         """Run a padded batch, and return logits [rows * num_logit_columns, vocab]."""
@@ -110,7 +116,7 @@ class ModelRunner:
             # A copy, because the next forward pass overwrites the output.
             self.picks.append(lambda states: states[wanted].flatten(0, 1).clone())
             self.column_picks.append(self.picks[-1])
-            return self.picks[-1](output)
+            return self._picked(output)
         mask = self._architecture.attention_mask(layout, self._cache.window.visible, self._device)
         self.picks.append(
             (lambda states: states.flatten(0, 1))
@@ -137,10 +143,10 @@ class ModelRunner:
             [(0, start, start + count - 1) for start, count in zip(starts, counts, strict=False)]
         )
         self.column_picks.append(lambda states: states[0, queries])
-        logits = self._run_packed(packing)
-        if logits is not None:
+        output = self._run_packed(packing)
+        if output is not None:
             self.picks.append(self.column_picks[-1])
-            return self.picks[-1](logits)
+            return self._picked(output)
         self._begin_packed(packing, len(packing.slots))
         masks, visible_ranges = self._architecture.ragged_masks(
             packing, self._cache.window.visible, self._device
@@ -152,37 +158,34 @@ class ModelRunner:
             packing.token_ids[None], packing.positions[None], masks, packing.logit_queries
         )
 
-    def _run_bucket(self, layout: PaddedBatch) -> Tensor | None:
-        """Run a batch padded to a fixed shape, and return its logits.
+    def _picked(self, output: BucketOutput) -> Tensor:
+        """Return the requested rows of the logits, and keep the other results."""
+        self.bucket_states, pick = output.states, self.picks[-1]
+        if output.top is not None:
+            self.top = pick(output.top[0]), pick(output.top[1])
+        return pick(output.logits)
 
-        The result is None if no fixed shape fits.
-        """
+    def _run_bucket(self, layout: PaddedBatch) -> BucketOutput | None:
+        """Run a padded batch with a fixed shape; return None if no fixed shape fits."""
         # A fixed shape's masks would read shifted positions.
         if self.fixed_shapes is None or self._offsets is not None:
             return None
         token_ids, positions = self._inputs(layout.token_ids, layout.positions)
         with self.timer:
-            output = self.fixed_shapes.run_padded(layout, token_ids, positions, self.states_wanted)
-        if output is None:
-            return None
-        self.bucket_states = output.states
-        return output.logits
+            return self.fixed_shapes.run_padded(
+                layout, token_ids, positions, self.states_wanted, self.num_top
+            )
 
-    def _run_packed(self, packing: RaggedBatch) -> Tensor | None:
-        """Run a packed batch padded to a fixed shape, and return its logits.
-
-        The result is None if no fixed shape fits.
-        """
+    def _run_packed(self, packing: RaggedBatch) -> BucketOutput | None:
+        """Run a packed batch with a fixed shape; return None if no fixed shape fits."""
         if self.fixed_shapes is None or self._offsets is not None:
             return None
         self._begin_packed(packing, int((packing.pending + packing.nodes).sum()))
         token_ids, positions = self._inputs(packing.token_ids, packing.positions)
         with self.timer:
-            output = self.fixed_shapes.run_packed(packing, token_ids, positions, self.states_wanted)
-        if output is None:
-            return None
-        self.bucket_states = output.states
-        return output.logits
+            return self.fixed_shapes.run_packed(
+                packing, token_ids, positions, self.states_wanted, self.num_top
+            )
 
     def _begin_packed(self, packing: RaggedBatch, count: int) -> None:
         """Prepare the cache for the first `count` queries of a packed batch."""

@@ -38,6 +38,11 @@ class SharedVocabulary:
         """Return the fraction of the target's tokens that both models have, from 0 to 1."""
         return self.common / self.target_rows
 
+    @property
+    def is_identity(self) -> bool:
+        """Return whether both models have exactly the same tokens with the same ids."""
+        return self.common == self.target_rows == self.draft_rows
+
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
         """Return the draft model's logits, indexed by the target's token ids.
 

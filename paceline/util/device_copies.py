@@ -69,8 +69,26 @@ def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
     """
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
+    return unpack(pack(tensors).cpu().numpy(), tensors)
+
+
+def pack(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors on a device as 32-bit integers, [n].
+
+    Args:
+        tensors: Tensors with the dtypes that `fetch` allows.
+    """
     packed = [_words(tensor.reshape(-1)) for tensor in tensors]
-    words = (packed[0] if len(packed) == 1 else torch.cat(packed)).cpu().numpy()
+    return packed[0] if len(packed) == 1 else torch.cat(packed)
+
+
+def unpack(words: NDArray[np.int32], tensors: Sequence[Tensor]) -> list[NDArray[Any]]:
+    """Restore the arrays from a CPU copy of the tensor that `pack` returned.
+
+    Args:
+        words: Copy of the packed tensor.
+        tensors: Tensors that were packed. Only their shapes and dtypes are read.
+    """
     ends = accumulate((tensor.numel() for tensor in tensors), initial=0)
     return [
         _numbers(words[start:stop], tensor.dtype).reshape(tensor.shape)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline import LLM, DraftTree, Outcome, SamplingParams
+from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
 from paceline.drafters.draft_model.draft_calibration import DraftCalibration
@@ -213,7 +214,7 @@ def test_greedy_shortcut_equals_the_general_path() -> None:
     questions = [DraftForwardInput(trees[0], [-1, 0, 1, 2], [0, 2, 3]), None]
     requests = [Request([1, 2], SamplingParams(logit_bias={3: 0.0})) for _ in trees]
     found = [
-        greedy_answers(logits, questions),
+        greedy_answers(NodeLogits.from_padded(logits.flatten(0, 1), [4, 2]), questions),
         adjusted_answers(logits, requests, trees, questions),
     ]
     assert [len(one) for one in found[0]] == [3, 0]

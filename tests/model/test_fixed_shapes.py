@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.fixed_shapes import padded_bucket, runner
 from paceline.model.fixed_shapes.masks import MaskBuilder
 from paceline.model.fixed_shapes.settings import COLUMNS
+from paceline.sampling.top_tokens import find_top_tokens
 from tests.support import models
 from tests.support.attention import random_parents
 from tests.support.shared import Pair
@@ -97,6 +99,29 @@ def test_states_equal_those_of_exact_shapes() -> None:
         assert logits.pending is not None
         states.append(torch.cat([logits.states, *logits.pending]))
     torch.testing.assert_close(states[1], states[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_top", [1, 5])
+def test_most_likely_tokens_equal_those_of_the_logits(num_top: int) -> None:
+    lm = CachedLM(models.make("llama", "sdpa"), fixed_shapes=True)
+    requests = [Request(list(range(1, length)), SamplingParams()) for length in (9, 20)]
+    for request in requests:
+        lm.open(request)
+        lm.feed([request])
+        request.token_ids += [3, 4, 5]
+    trees = [DraftTree([7, 8], [-1, -1]), DraftTree([9], [-1])]
+    logits = lm.forward_nodes(requests, trees, num_top=num_top)
+    assert logits.top is not None
+    expected = find_top_tokens(replace(logits, top=None), num_top).top
+    assert expected is not None
+    assert torch.equal(logits.top.columns, expected.columns)
+    assert torch.equal(logits.top.probs, expected.probs)
+    chosen = logits.at([[2], [0, 1]])
+    assert chosen.top is not None
+    rows = [2, logits.starts[1], logits.starts[1] + 1]
+    assert torch.equal(chosen.top.columns, expected.columns[rows])
+    assert find_top_tokens(logits, num_top) is logits
+    assert lm.forward_nodes(requests, trees).top is None
 
 
 @pytest.mark.parametrize("moves", [False, True])

@@ -171,6 +171,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if self.captured is not None:
             self.captured.append((func, args, kwargs, result))
+        elif not _is_view(func, args, result):
+            self._traffic.launches += 1
         return result
 
     def _check_devices(self, name: str, args: Any, tensors: list[Tensor]) -> None:
@@ -227,6 +229,18 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = self._execute(scaled_dot_product_attention, [query, key, value], options)
         empty = CudaTensor(torch.empty(0))
         return CudaTensor(output), empty, empty, empty
+
+
+def _is_view(func: Any, args: Any, result: Any) -> bool:
+    """Return whether an operation only returns views of its arguments, without a launch."""
+    schema = getattr(func, "_schema", None)
+    if schema is not None and schema.is_mutable:
+        return False
+    owned, found = (
+        {one.untyped_storage().data_ptr() for one in leaves(each) if isinstance(one, Tensor)}
+        for each in (args, result)
+    )
+    return bool(found) and found <= owned
 
 
 def _is_composed(func: Any) -> bool:

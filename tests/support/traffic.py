@@ -51,12 +51,14 @@ class Traffic:
     Attributes:
         events: Events since the last call of `take`.
         waits: Number of waits so far.
+        launches: Number of operations launched one by one so far, without those in graphs.
         is_forbidden: Whether a wait or a copy raises, as during graph capture.
         helpers: Files for which the log names the caller instead.
     """
 
     events: list[Event] = field(default_factory=list)
     waits: int = 0
+    launches: int = 0
     is_forbidden: bool = False
     helpers: frozenset[str] = frozenset({"util/device_copies.py"})
 

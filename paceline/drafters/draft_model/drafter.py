@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.backend.resolve import topk_tokens
 from paceline.core.drafter import Outcome
+from paceline.core.node_logits import NodeLogits
 from paceline.core.node_rule import NodeRule
 from paceline.core.not_numbers import guess_tokens
 from paceline.core.request import Request
@@ -36,6 +37,7 @@ from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
 from paceline.model.cached_lm import CachedLM
 from paceline.sampling import sampler
+from paceline.sampling.top_tokens import find_top_tokens
 from paceline.util.device_copies import fetch, upload
 
 __all__ = ["DraftModel", "DraftModelOptions"]
@@ -210,28 +212,30 @@ class DraftModel(ChainDrafter):
         inputs = [question.tree if question else EMPTY_TREE for question in questions]
         if not sampler.is_greedy(copies):
             return adjusted_answers(self._draft.forward(copies, inputs), copies, inputs, questions)
-        logits = self._draft.forward(copies, inputs, reduced_logits=True)
+        logits = self._draft.forward_nodes(copies, inputs, reduced_logits=True, num_top=CHOICES)
         return greedy_answers(logits, questions, self._draft.kept_ids)
 
 
 def greedy_answers(
-    logits: Tensor,
+    logits: NodeLogits,
     questions: list[DraftForwardInput | None],
     kept_ids: NDArray[np.int64] | None = None,
 ) -> list[list[NodePrediction]]:
     """Return the draft model's most likely next tokens, ranked by its raw logits.
 
     Args:
-        logits: Logits after the root and each processed node, [batch, 1 + width, kept]; width is
-            the number of nodes in the largest tree.
+        logits: Logits after the root and each processed node.
         questions: For each request, the nodes whose next tokens are needed; None if the request
             needs no prediction.
         kept_ids: Token ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
-    rows = predicted_rows(logits, questions)
-    columns, probs = fetch(*topk_tokens(rows, CHOICES))
-    likeliest = (columns if kept_ids is None else kept_ids[columns]).tolist()
-    return _by_request(questions, [tokens[0] for tokens in likeliest], likeliest, probs.tolist())
+    predicted = logits.at([question.predicted if question else () for question in questions])
+    top = find_top_tokens(predicted, CHOICES, kept_ids).top
+    assert top is not None, "just found"
+    found = top.tokens(fetch(*top.tensors))
+    likeliest = found.token_ids.tolist()
+    choices = [tokens[0] for tokens in likeliest]
+    return _by_request(questions, choices, likeliest, found.probs.tolist())
 
 
 def adjusted_answers(

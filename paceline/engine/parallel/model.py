@@ -94,6 +94,7 @@ class ParallelLM(CachedLM):
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
+        num_top: int = 0,
     ) -> NodeLogits:
         """Run the forward pass over the nodes of each tree that this rank computes.
 
@@ -120,7 +121,7 @@ class ParallelLM(CachedLM):
             request.id: both
             for request, both in zip(requests, zip(shares, parts, strict=True), strict=True)
         }
-        return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits)
+        return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits, num_top)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
         """Commit the accepted nodes that this rank has computed to the KV cache.

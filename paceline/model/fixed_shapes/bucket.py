@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,13 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.backend.resolve import topk_tokens
+from paceline.cuda.graphs import GraphedFunction
 from paceline.model.architecture import Architecture
 from paceline.model.eagle.captured_states import capture_states
 from paceline.model.fixed_shapes.bucket_cache import BucketCache
 from paceline.model.fixed_shapes.buckets import BucketKey
-from paceline.model.fixed_shapes.graphs import CapturedForward, GraphMemory
+from paceline.model.fixed_shapes.graphs import BucketGraphs
 from paceline.model.fixed_shapes.output import BucketOutput
-from paceline.model.fixed_shapes.settings import USES_BEFORE_CAPTURE
 from paceline.model.model_view import ModelView
 
 
@@ -65,23 +67,17 @@ class Bucket(ABC):
 
     def __init__(self, owner: BucketModel, key: BucketKey) -> None:
         self._owner, self._key = owner, key
-        self._captured: CapturedForward | None = None
-        self._uses = 0
+        self._graphed = GraphedFunction(self._forward)
 
-    def run(self, memory: GraphMemory | None) -> BucketOutput:
+    def run(self, graphs: BucketGraphs | None) -> BucketOutput:
         """Run a forward pass on the current inputs.
 
         Args:
-            memory: Memory for captured graphs; None runs the forward pass without capturing it.
+            graphs: Memory for captured graphs; None runs the forward pass without capturing it.
         Raises:
             RuntimeError: An operation cannot be captured.
         """
-        self._uses += 1
-        if memory is None or self._uses <= USES_BEFORE_CAPTURE:
-            return self._forward()
-        if self._captured is None:
-            self._captured = memory.capture(self._forward)
-        return self._captured.replay()
+        return self._graphed.run(graphs)
 
     @abstractmethod
     def _prepare(self) -> BucketArguments:
@@ -101,8 +97,7 @@ class Bucket(ABC):
             owner.view.cache_argument: arguments.cache,
             "use_cache": True,
         }
-        if wanted is None:
-            return BucketOutput(owner.view.module(**inputs).logits, None)
-        with capture_states(owner.model, wanted) as states:
+        with nullcontext() if wanted is None else capture_states(owner.model, wanted) as states:
             logits = owner.view.module(**inputs).logits
-        return BucketOutput(logits, states)
+        num_top = self._key.num_top
+        return BucketOutput(logits, states, topk_tokens(logits, num_top) if num_top else None)

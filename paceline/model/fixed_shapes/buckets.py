@@ -29,6 +29,7 @@ class BucketKey(NamedTuple):
         first_slot: KV-cache slot of row 0; 0 if the forward pass reads the slots from its inputs.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
+        num_top: Number of most likely tokens to find per column; 0 for none.
     """
 
     rows: int
@@ -37,6 +38,7 @@ class BucketKey(NamedTuple):
     first_slot: int
     reduced_logits: bool
     states: StateRequest | None
+    num_top: int
 
 
 def padded_bucket(
@@ -45,6 +47,7 @@ def padded_bucket(
     reads_lengths: bool,
     reduced_logits: bool,
     states: StateRequest | None,
+    num_top: int,
 ) -> BucketKey | None:
     """Return the bucket (fixed shape) for a padded batch; None if no bucket fits it.
 
@@ -55,6 +58,7 @@ def padded_bucket(
             mask.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
+        num_top: Number of most likely tokens to find per column; 0 for none.
     """
     num_rows, num_columns = layout.token_ids.shape
     columns = next((size for size in COLUMNS if size >= num_columns), None)
@@ -70,7 +74,7 @@ def padded_bucket(
     positions = min(
         _position_bucket(cache.window.visible, reads_lengths), cache.allocated.positions
     )
-    return BucketKey(rows, columns, positions, first_slot, reduced_logits, states)
+    return BucketKey(rows, columns, positions, first_slot, reduced_logits, states, num_top)
 
 
 def packed_bucket(
@@ -79,6 +83,7 @@ def packed_bucket(
     fixed_rows: int,
     reduced_logits: bool,
     states: StateRequest | None,
+    num_top: int,
 ) -> BucketKey | None:
     """Return the bucket (fixed shape) for a packed batch; None if no bucket fits it.
 
@@ -89,6 +94,7 @@ def packed_bucket(
             multiple of `fixed_rows`.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
         states: Hidden states that the caller reads, or None.
+        num_top: Number of most likely tokens to find per column; 0 for none.
     """
     step = fixed_rows or MIN_PACKED_TOKENS
     tokens = step
@@ -98,7 +104,7 @@ def packed_bucket(
         return None
     rows = 1 << (len(packing.cached) - 1).bit_length()
     positions = min(_position_bucket(cache.window.visible, True), cache.allocated.positions)
-    return BucketKey(rows, tokens, positions, 0, reduced_logits, states)
+    return BucketKey(rows, tokens, positions, 0, reduced_logits, states, num_top)
 
 
 def _position_bucket(visible: int, reads_lengths: bool) -> int:

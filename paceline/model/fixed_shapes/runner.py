@@ -17,7 +17,7 @@ from paceline.model.eagle.captured_states import StateRequest
 from paceline.model.eagle.modules import uses_target_states
 from paceline.model.fixed_shapes.bucket import Bucket, BucketModel
 from paceline.model.fixed_shapes.buckets import BucketKey, packed_bucket, padded_bucket
-from paceline.model.fixed_shapes.graphs import GraphMemory
+from paceline.model.fixed_shapes.graphs import BucketGraphs
 from paceline.model.fixed_shapes.output import BucketOutput
 from paceline.model.fixed_shapes.packed_bucket import PackedBucket
 from paceline.model.fixed_shapes.padded_bucket import PaddedBucket
@@ -54,9 +54,9 @@ class FixedShapeRunner:
         self._owner = BucketModel(model, view, architecture, groups, model.device)
         self._buckets: dict[BucketKey, Bucket] = {}
         self._weights = _addresses(model)
-        self._memory: GraphMemory | None = None
+        self._graphs: BucketGraphs | None = None
         if model.device.type == "cuda" and all(map(_is_capturable, model.modules())):
-            self._memory = GraphMemory(MAX_TOKENS)
+            self._graphs = BucketGraphs(MAX_TOKENS)
 
     @property
     def num_graphs(self) -> int:
@@ -76,6 +76,7 @@ class FixedShapeRunner:
         token_ids: IntArray,
         positions: IntArray,
         states: StateRequest | None,
+        num_top: int = 0,
     ) -> BucketOutput | None:
         """Run a padded batch in its bucket (fixed shape); return None if no bucket fits.
 
@@ -85,11 +86,12 @@ class FixedShapeRunner:
             token_ids: Token ids in the model's vocabulary, [rows, columns].
             positions: Text positions within the model's context, [rows, columns].
             states: Hidden states that the caller needs, or None.
+            num_top: Number of most likely tokens to find per column; 0 for none.
         """
         owner, cache = self._owner, self._cache
         reads_lengths = takes_trees(owner.device.type)
         reduced = owner.view.state.reduced_logits
-        key = padded_bucket(layout, cache, reads_lengths, reduced, states)
+        key = padded_bucket(layout, cache, reads_lengths, reduced, states, num_top)
         if key is None or not self._has_stores():
             return None
         bucket = self._buckets.get(key)
@@ -105,6 +107,7 @@ class FixedShapeRunner:
         token_ids: IntArray,
         positions: IntArray,
         states: StateRequest | None,
+        num_top: int = 0,
     ) -> BucketOutput | None:
         """Run a packed batch in its bucket (fixed shape); return None if no bucket fits.
 
@@ -114,10 +117,11 @@ class FixedShapeRunner:
             token_ids: Token ids in the model's vocabulary, [queries].
             positions: Text positions within the model's context, [queries].
             states: Hidden states that the caller needs, or None.
+            num_top: Number of most likely tokens to find per column; 0 for none.
         """
         owner, cache = self._owner, self._cache
         reduced = owner.view.state.reduced_logits
-        key = packed_bucket(packing, cache, self._fixed_rows, reduced, states)
+        key = packed_bucket(packing, cache, self._fixed_rows, reduced, states, num_top)
         if key is None or not self._has_stores():
             return None
         bucket = self._buckets.get(key)
@@ -139,21 +143,21 @@ class FixedShapeRunner:
 
     def _run(self, bucket: Bucket) -> BucketOutput:
         try:
-            return bucket.run(self._memory)
+            return bucket.run(self._graphs)
         except RuntimeError as error:
-            if self._memory is None or isinstance(error, torch.OutOfMemoryError):
+            if self._graphs is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             self._stop_capturing(error)
             return bucket.run(None)
 
     def _drop_buckets(self) -> None:
         self._buckets.clear()
-        if self._memory is not None:
-            self._memory.renew_pool()
+        if self._graphs is not None:
+            self._graphs.renew_pool()
 
     def _stop_capturing(self, error: RuntimeError) -> None:
         """Stop using CUDA graphs for this model, and warn."""
-        self._memory = None
+        self._graphs = None
         self._buckets.clear()
         warnings.warn(
             f"{self._owner.architecture.name}: the forward pass cannot be captured as a CUDA graph"

@@ -19,10 +19,6 @@ MIN_PACKED_TOKENS = 16
 MIN_POSITIONS, POSITIONS_RATIO = 256, 2
 MIN_POSITIONS_BY_LENGTH, POSITIONS_RATIO_BY_LENGTH = 1024, 4
 
-# Number of uses of a bucket before its forward pass is captured. The first use compiles kernels,
-# and some buckets are used only once.
-USES_BEFORE_CAPTURE = 1
-
 # Score of a position that a column does not see. Its weight is exactly 0, and the score times
 # log2(e), which attention kernels compute, is still a float32.
 MASKED_SCORE = -1e30
