@@ -23,6 +23,7 @@ from paceline.core.drafter import Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.origin import Origin
 from paceline.core.tree import DraftTree
+from paceline.draft_head.graphs import HeadGraphs, TreeShape
 from paceline.draft_head.settings import PredictionSettings
 from paceline.draft_head.weights import Weights, embedding_and_head
 from paceline.model.cached_lm import CachedLM
@@ -80,6 +81,10 @@ class DraftHead:
         self._head_bias = None if head.bias is None else head.bias[rows]
         self._token_ids = None if is_prefix else token_ids
         self.levels = weights.levels
+        self._graphs: HeadGraphs | None = None
+        if model.has_graphs:
+            tensors = (self._embedding, self._first, self._bias, self._outer, self._head)
+            self._graphs = HeadGraphs(self._grow, tensors)
 
     def predict(
         self, states: Tensor, token_ids: Sequence[int], levels: int = _SETTINGS.max_levels
@@ -123,12 +128,28 @@ class DraftHead:
     def _predict(self, states: Tensor, token_ids: Tensor, levels: int) -> Pending:
         """Start the computation of `predict` without waiting for the device."""
         continued = min(_SETTINGS.num_continued, _SETTINGS.max_rows // len(token_ids))
+        shape = TreeShape(min(levels, self.levels) if continued else 1, continued)
+        if self._graphs is not None:
+            return self._graphs.run(states, token_ids, shape, _trees)
+        return Pending(self._grow(states, token_ids, shape), _trees)
+
+    def _grow(self, states: Tensor, token_ids: Tensor, shape: TreeShape) -> list[Tensor]:
+        """Compute the levels of a draft tree for each state.
+
+        Args:
+            states: Hidden states, [n, hidden].
+            token_ids: Token chosen from each state, [n].
+            shape: Shape of the draft trees.
+        Returns:
+            Tensors of all levels on the device, in the order that `_trees` expects.
+        """
+        continued = shape.num_continued
         with self._products.thread_team(len(token_ids) * max(1, continued)):
             predicted = [self._after(states, token_ids)]
-            for _ in range(min(levels, self.levels) - 1 if continued else 0):
+            for _ in range(shape.num_levels - 1):
                 level = predicted[-1]
                 predicted.append(self._next(level, min(continued, level.token_ids.shape[1])))
-        return Pending([tensor for each in predicted for tensor in each.to_fetch], _trees)
+        return [tensor for each in predicted for tensor in each.to_fetch]
 
     def _after(self, states: Tensor, token_ids: Tensor) -> _Level:
         """Compute the first level: the most likely tokens after each request's newest one."""
