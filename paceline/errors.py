@@ -66,9 +66,9 @@ class ParallelError(PacelineError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra, and where to run it.
+    """Return text that tells the user how to install an extra.
 
-    The command installs from a clone, because the package is on no index.
+    The command installs from a clone, because the package is not on PyPI or any other index.
 
     Args:
         extra: Name of the extra, such as "serve".
@@ -79,7 +79,7 @@ def install_command(extra: str) -> str:
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name.
 
-    It suggests the closest match, and lists the allowed names.
+    The text suggests the closest match, and lists the allowed names.
 
     Args:
         word: Unknown name.

@@ -77,9 +77,9 @@ class LLM(ChatFacade):
             full. On a GPU, the engine allocates all of this memory at once. Default: the cache
             grows as needed, up to most of the available memory.
         keep_prefixes: Number of finished requests that stay in the KV cache; at least 0. A new
-            prompt with the same beginning, such as the next turn of a conversation, reuses their
-            keys and values (prefix caching). The model's weights must not change between the
-            requests.
+            prompt that starts with the same tokens as one of them, such as the next turn of a
+            conversation, reuses the cached keys and values (prefix caching). The model's weights
+            must not change between the requests.
         on_drafter_error: What happens to a drafter's requests if the drafter fails. "raise"
             (default) ends the requests; "plain" continues the requests without drafts.
         cost_curve: Seconds per forward pass for each number of rows (tokens). The draft budget
@@ -89,9 +89,9 @@ class LLM(ChatFacade):
             paceline computes directly with the packed weights in the file, in bfloat16 on a CPU.
             The answers equal those of the converted model. Default: False if the processor has
             bfloat16 instructions (AVX512_BF16 or AMX).
-        weights: Format into which the weights of a safetensors checkpoint are packed, on a CPU:
-            "q8_0" or "q4_k". Packing changes the model: answers equal those of plain decoding with
-            the packed model. Default: the weights are not packed.
+        weights: Format into which paceline packs the weights of a safetensors checkpoint: "q8_0"
+            or "q4_k". Packed weights require a CPU. Packing changes the model: answers equal those
+            of plain decoding with the packed model. Default: the weights are not packed.
         engine: Library that runs the model: "transformers" (default), or "llama.cpp" for GGUF
             files.
     Attributes:
@@ -261,7 +261,8 @@ def _prepare(
     """Check the drafter and the ranks before loading the model, which is slow.
 
     Returns:
-        The ranks, the drafter (or its spec if it needs the draft model), and the device.
+        The ranks, the drafter and the device. If the drafter needs the draft model, its spec is
+        returned instead.
     """
     if not isinstance(drafter, str | Drafter):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Register two attention functions with transformers.
 
-One computes attention over draft trees with SDPA. The other is batch-invariant: it sums over the
-keys in the order of their text positions.
+One computes attention over draft trees with SDPA. The other is batch-invariant, because it always
+sums over the keys in text order.
 """
 
 from paceline.attention.forward import BY_POSITION, BY_SDPA, AttentionState

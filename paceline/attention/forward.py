@@ -29,14 +29,14 @@ class AttentionState:
     Attributes:
         num_causal: Number of leading columns with causal attention. If the cache is empty, these
             are the prompt's columns. Default 0.
-        metadata: Keys of each row, ordered by text position; None if the keys are in the order of
-            their cache positions.
-        trees: Which keys each column attends to. The model receives a placeholder instead of a real
-            mask, and the dictionary is indexed by the placeholder's address. Empty if the model
-            receives real masks.
-        grouped: For each mask of the pass, the mask and the additive mask that `sdpa` derives from
-            the mask. The dictionary is indexed by (the mask's address, the number of columns, the
-            number of query heads per key head). With None (default), no masks are stored.
+        metadata: Keys of each row, ordered by text position; None if the keys are ordered by cache
+            position.
+        trees: Keys that each column attends to, indexed by the address of the placeholder mask.
+            The model receives this placeholder instead of a real mask. Empty if the model receives
+            real masks.
+        grouped: Pairs of a mask and the additive mask that `sdpa` derives from it. The pairs are
+            indexed by (address of the mask, number of columns, number of query heads per key
+            head). None (default) stores no masks.
     """
 
     num_causal: int = 0

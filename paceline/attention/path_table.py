@@ -38,8 +38,8 @@ class PathTable:
         The only key of the dictionary is the number of columns (tokens) per tile of queries.
 
         Args:
-            table: Table on the device, int32 [size]. The caller copies the values that `fill`
-                writes on the host to this table.
+            table: Table on the device, int32 [size]. `fill` writes the values on the host, and the
+                caller copies them to this table.
         """
         tiles = np.zeros((self._tiles, 4), dtype=np.int32)
         shape = self._queries, PATH_WIDTH, True, self._tile_columns, self._max_keys

@@ -21,12 +21,11 @@ class Paths:
     """Cache positions of the keys that each query sees, ranked by text position.
 
     Attributes:
-        table: int32, on the device: the arrays `tiles`, `start`, `leading`, `count` and `listed`,
-            one after another. `start`, [queries], is the cache position of the query's first key
-            (rank 0). `leading`, [queries], is the number of the query's keys at consecutive cache
-            positions from `start` on. `count`, [queries], is the number of all keys that the query
-            sees. `listed`, [queries, width], lists the cache positions of the other keys, which
-            have the rank `leading` or higher.
+        table: The arrays `tiles`, `start`, `leading`, `count` and `listed`, concatenated; int32,
+            on the device. For each query, `start` contains the cache position of the first key
+            (rank 0). `leading` is the length of the run of consecutive cache positions that begins
+            there, and `count` is the number of keys that the query sees. `listed`, [queries,
+            width], contains the cache positions of the remaining keys (rank `leading` and up).
         tiles: Tiles of consecutive queries from one row, [tiles, 4]. The values are the row of the
             key tensor, the first query, the number of queries, and the first query's column.
         queries: Number of queries.
@@ -58,7 +57,7 @@ class Paths:
         return int(self.tiles[tile, 1]) if tile < len(self.tiles) else self.queries
 
     def scratch(self, size: int) -> Tensor:
-        """Return float32 memory on the device, shared by the layers of a forward pass.
+        """Return float32 scratch memory, which all layers of a forward pass share.
 
         Args:
             size: Minimum number of floats.

@@ -141,7 +141,7 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 
 @kernel
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
-    """Merge a query's single keys into runs of consecutive keys; count all runs.
+    """Merge a query's single keys into runs of consecutive keys.
 
     Args:
         runs: Runs of all queries so far. Runs `first` to `count` - 1 are single keys of the last
@@ -150,7 +150,7 @@ def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
         first: Index of the first single key.
         count: Number of runs before merging; each single key counts as one run.
     Returns:
-        The number of runs after merging.
+        The number of all runs after merging.
     """
     half = (count - first) // 2
     for i in range(half):

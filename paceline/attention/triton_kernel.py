@@ -51,7 +51,7 @@ def attention_by_position(
     metadata: AttentionMetadata,
     options: ScoreOptions = ScoreOptions(),
 ) -> Tensor:
-    """Compute attention, summing in text order; queries that see no keys get zeros.
+    """Compute attention in text order; outputs are zero for queries without keys.
 
     Args:
         query: Queries, [rows, heads, columns, dim]; for a packed batch, [1, heads, columns of all
@@ -63,7 +63,8 @@ def attention_by_position(
         metadata: Keys of each row, ordered by position.
         options: Options for the attention scores.
     Returns:
-        Output, [rows, columns, heads, value dim], with the dtype, rows and columns of the query.
+        Output, [rows, columns, heads, value dim]. The dtype and the numbers of rows and columns
+        are those of the query.
     """
     heads, dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
     columns = max(1, QUERIES_PER_PROGRAM // (heads // key.shape[1]))  # queries per tile

@@ -135,8 +135,8 @@ class AsyncEngine:
         """Wait for new outcomes of a streamed request, and return them.
 
         Returns:
-            The oldest outcomes that have not been returned yet, and whether the request has ended,
-            in which case no further outcomes follow.
+            The outcomes that have not been returned yet, oldest first, and whether the request has
+            ended. After the end, no further outcomes follow.
         """
         collected = self._loops[asyncio.get_running_loop()].streams[handle]
         while not collected:

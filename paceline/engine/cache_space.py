@@ -256,7 +256,7 @@ class SlotRegions(CacheSpace):
 
         Args:
             slots: Minimum number of slots.
-            positions: Minimum number of cache positions, counted over all slots.
+            positions: Minimum number of cache positions in all slots together.
             wish: Number of additional positions that will probably be needed soon.
             num_active: Number of active requests.
         """

@@ -80,13 +80,14 @@ class ChatFacade(EngineFacade):
 
         Args:
             messages: Each message has a `role` and `content`, which is a string or a list of
-                parts. A part is {"type": "text", "text": ...}, {"type": "image", "image": ...}
-                with a Pillow image, path, bytes or data URL, or OpenAI's {"type": "image_url",
-                "image_url": {"url": "data:..."}}. `content` may be None in an assistant message
-                with `tool_calls`. All other fields are passed to the chat template unchanged.
+                parts. A text part is {"type": "text", "text": ...}. An image part is {"type":
+                "image", "image": IMAGE}, where IMAGE is a Pillow image, a path, bytes or a data
+                URL. OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}} also works.
+                `content` may be None in an assistant message with `tool_calls`. All other fields
+                are passed to the chat template unchanged.
             chat_template_kwargs: Variables for the chat template, under the names that the
                 template uses, such as {"enable_thinking": False}. `add_generation_prompt` and
-                `continue_final_message` may be given here, too.
+                `continue_final_message` may also be passed here.
             tools: Tool definitions in OpenAI's format, or Python functions with type hints and
                 docstrings.
             add_generation_prompt: Whether the template starts the assistant's turn. Default: True,

@@ -22,14 +22,14 @@ class Completion:
         token_ids: Tokens of the answer, including an end-of-sequence token.
         finish_reason: "stop" (end-of-sequence, stop token or stop string) or "length".
         stats: Statistics of the request, such as its number of accepted draft tokens.
-        logprobs: If `SamplingParams.logprobs` is set, one mapping from token ids to
-            log-probabilities per token of the answer. The log-probabilities are computed from the
-            model's own logits, before any option changes the logits. A mapping starts with the most
-            likely tokens, in descending order, followed by the chosen token. Among equally likely
-            tokens, the lowest id comes first.
-        prompt_logprobs: If `SamplingParams.prompt_logprobs` is set, one mapping as in `logprobs`
-            per token of the prompt. The first entry is None, because no token precedes the first
-            token.
+        logprobs: If `SamplingParams.logprobs` is set, a list with one mapping per token of the
+            answer. Each mapping assigns log-probabilities to token ids. The log-probabilities are
+            computed from the model's own logits, before any option changes the logits. A mapping
+            starts with the most likely tokens, in descending order, followed by the chosen token.
+            Among equally likely tokens, the lowest id comes first.
+        prompt_logprobs: If `SamplingParams.prompt_logprobs` is set, a list with one mapping per
+            token of the prompt, in the format of `logprobs`. The first entry is None, because no
+            token precedes the first token.
         message: In a chat, the answer split into content, reasoning and tool calls; otherwise None.
         others: The additional answers, if `SamplingParams.n` is above 1.
     """

@@ -34,9 +34,9 @@ class StepGroup:
 
     @property
     def num_drafting(self) -> int:
-        """Return the number of requests in the step that may get drafts.
+        """Return the number of requests for which the step may verify drafts.
 
-        A request whose prompt is not completely processed in the step gets no draft.
+        If the step does not finish a request's prompt, the request has no draft.
         """
         return sum(handle.request.ends_prefill(self.prefill_chunk) for handle in self.handles)
 

@@ -198,7 +198,7 @@ class KVCacheManager:
             pass
 
     def _keep(self, request: Request) -> None:
-        """Keep a finished request cached, and evict kept requests that are its prefixes."""
+        """Keep a finished request cached; evict kept requests that are prefixes of it."""
         prefix = Request(request.token_ids[: request.cached], SamplingParams())
         prefix.rotary_length = request.rotary_length
         prefix.prompt_length = min(request.prompt_length, request.cached)

@@ -53,7 +53,8 @@ class RequestHandle:
     def stats(self) -> Stats:
         """Return the request's statistics so far.
 
-        The duration is counted from the admission to now, or to the end of the request.
+        The duration runs from admission until the request ended or, if it has not ended, until
+        now.
         """
         return Stats.of(
             self.request, (self.ended or time.perf_counter()) - self.admitted, self.batch_invariant

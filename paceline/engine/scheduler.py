@@ -84,7 +84,7 @@ class Scheduler:
             self.preempt(last)
 
     def _waiting_soon(self, free: int | None) -> list[Request]:
-        """Return the waiting requests that could get a slot after the next admission.
+        """Return the waiting requests that could be admitted after the next admission.
 
         Args:
             free: Number of free slots; None means no limit.

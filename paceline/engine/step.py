@@ -72,8 +72,8 @@ def run_step(
 ) -> list[BatchResult]:
     """Advance the requests in all drafter batches by one target forward pass.
 
-    A request with more pending tokens than a prefill chunk advances by one chunk and gets no
-    outcome yet. If a drafter raises an error, the step skips that drafter's requests.
+    A request with more pending tokens than a prefill chunk advances by one chunk, without an
+    outcome. If a drafter raises an error, the step skips that drafter's requests.
 
     Args:
         model: Target model with its cache.

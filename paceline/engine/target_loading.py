@@ -44,7 +44,7 @@ def load_target(
         weights: Format into which the weights are packed, as in `load_model`. With llama.cpp,
             `weights` must be None.
     Returns:
-        The loaded model; a model that is already loaded is not loaded again.
+        The loaded model. If `model` is already loaded, it is returned.
     Raises:
         ConfigError: As in `load_model`. Also raised if `engine` is unknown or cannot run the model.
     """

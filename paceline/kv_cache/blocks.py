@@ -1,6 +1,7 @@
-"""Allocate memory for keys and values, in blocks of stores with the same shape.
+"""Allocate memory for keys and values.
 
-A store holds either the keys or the values of one layer.
+A store contains either the keys or the values of one layer. A block is a tensor that is divided into
+stores of the same shape.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class CacheSize(NamedTuple):
     def raised_to(self, needed: CacheSize) -> CacheSize:
         """Return a size that is at least `needed`.
 
-        In the result, twice the needed number replaces each number that is too small.
+        A number that is too small is raised to twice the needed number.
         """
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))
@@ -47,8 +48,8 @@ class Store:
 
     Attributes:
         tensor: Keys or values, [slots, heads, capacity, dim].
-        rows: The same memory, viewed as [slots * heads * capacity + 1, dim]. Columns of a
-            forward pass that have no token write to the last row.
+        rows: The same memory, viewed as [slots * heads * capacity + 1, dim]. In a forward pass,
+            columns without a token write to the last row.
     """
 
     tensor: Tensor
@@ -58,7 +59,7 @@ class Store:
 class Block:
     """A tensor that is divided into stores of the same shape.
 
-    A store holds either the keys or the values of one layer.
+    A store contains either the keys or the values of one layer.
 
     Args:
         like: Example of the keys or values to store, [batch, heads, queries, dim]. The stores
@@ -171,7 +172,7 @@ class Block:
 class BlockList:
     """The blocks of one KV cache: tensors that are divided into stores.
 
-    A store holds either the keys or the values of one layer.
+    A store contains either the keys or the values of one layer.
 
     Args:
         stores_per_block: Number of stores in a new block.

@@ -28,7 +28,7 @@ class CacheMemory:
         stores_per_block: Number of stores in a block. A block is one tensor for several stores.
         maximum: Cache size for which address space is reserved.
     Attributes:
-        blocks: Blocks that hold the keys and values.
+        blocks: Blocks that contain the keys and values.
         allocated: Number of slots and positions in each store; zero before the first keys arrive.
     """
 
@@ -49,8 +49,8 @@ class CacheMemory:
     def take(self, states: Tensor, size: CacheSize) -> tuple[int, int]:
         """Reserve a store: memory for the keys or values of one layer.
 
-        A block is one tensor that holds several stores. Return the index of the store's block, and
-        the index of the store within the block.
+        A block is one tensor that contains several stores. Return the index of the store's block,
+        and the index of the store within the block.
 
         Args:
             states: First keys or values of the layer, [batch, heads, queries, dim].

@@ -35,7 +35,7 @@ class RegionCache(SlotCache):
 
     Args:
         layers: Number of decoder layers.
-        stores_per_block: Number of stores that share one tensor; a store holds the keys or the
+        stores_per_block: Number of stores that share one tensor; a store contains the keys or the
             values of one layer. Default 1.
         states: Kind of recurrent state in each recurrent layer, by layer index; None means no
             recurrent layers.
@@ -221,7 +221,7 @@ class RegionCache(SlotCache):
         )
 
     def _lengthen_all(self, slots: IntArray, positions: IntArray) -> None:
-        """Extend the slots of a forward pass to the cache positions that it writes."""
+        """Extend the slots of a forward pass to the positions that the pass writes."""
         short = positions >= self.regions.sizes[slots]
         if not short.any():
             return

@@ -31,10 +31,11 @@ class SlotCache(Cache):  # type: ignore[misc]
 
     Args:
         layers: Number of decoder layers.
-        stores_per_block: Number of stores that share one tensor; a store holds the keys or the
+        stores_per_block: Number of stores that share one tensor; a store contains the keys or the
             values of one layer. One operation moves all stores of a tensor. While the cache is
             copied, these stores use twice their memory. Default 1.
-        states: Kind of state in each recurrent layer, by layer index; None without such layers.
+        states: Kind of state in each recurrent layer, by layer index; None means no recurrent
+            layers.
         maximum: Size for which the cache reserves address space. If the cache grows beyond this
             size, it is copied.
     Attributes:

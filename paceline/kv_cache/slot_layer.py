@@ -28,8 +28,8 @@ class WriteWindow:
             plus 1.
         in_order: Whether the columns of every row have consecutive cache positions.
         start: First cache position that attention sees.
-        key_rows: Rows of the tensor of visible keys at which the requests' cache positions begin,
-            [requests].
+        key_rows: For each request, the row of the visible-key tensor at which the request's cache
+            positions begin, [requests].
         gathered: Cache positions that attention sees for each request, [requests, visible]; None
             if attention can use a view of the keys without copying them.
         indices: Cached results of `row_index`.

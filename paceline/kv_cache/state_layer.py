@@ -143,7 +143,7 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
             states[[first, second]] = states[[second, first]]
 
     def resize(self, slots_kept: slice | list[int], slots: int) -> None:
-        """Change the number of slots; move the states of `slots_kept` to the first ones."""
+        """Change the number of slots, and move the states of `slots_kept` to the front."""
         for name, states in self.held.items():
             content = states[slots_kept]
             self.held[name] = _zeros((slots, *states.shape[1:]), states.dtype, states.device)

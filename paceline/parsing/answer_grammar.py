@@ -115,7 +115,7 @@ class AnswerGrammars:
 
 
 def _guidance(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema's llguidance options, with `WHITESPACE` as the default pattern."""
+    """Return a schema's llguidance options; add a white-space pattern if none is set."""
     given = schema.get("x-guidance")
     return {
         "whitespace_pattern": grammars.WHITESPACE,

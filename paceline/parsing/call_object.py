@@ -15,14 +15,14 @@ _OTHERS = ("type", "id")  # keys that some models add
 def read_call_object(source: TextSource, writer: EventWriter) -> Generator[None, None, str | None]:
     """Parse a tool call from a JSON object such as {"name": "f", "arguments": {}}.
 
-    The parser reports the call to `writer` as soon as the parser knows the call's name. The
-    arguments may also be a string that contains JSON text.
+    The parser reports the call to `writer` as soon as it has read the call's name. The arguments
+    may also be a string that contains JSON text.
 
     Args:
         source: Unread text, which starts with the object.
         writer: Writer that receives the call.
     Returns:
-        None if the object is a call; otherwise, the text that the parser has read.
+        None if the object is a call; otherwise, the text that was read.
     """
     return (yield from _CallObject(source, writer).read())
 
@@ -55,7 +55,7 @@ class _CallObject:
         return matches
 
     def _read_entry(self) -> Generator[None, None, bool]:
-        """Read one key and its value; return whether a tool call may contain them."""
+        """Read one key and its value; return False if a tool call cannot contain them."""
         self._raw += yield from self._source.skip_spaces()
         key = yield from self._read_string()
         if key is None or not (yield from self._take(":")):

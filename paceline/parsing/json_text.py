@@ -12,7 +12,7 @@ BRACKETS = dict.fromkeys("{[", 1) | dict.fromkeys("}]", -1)
 
 
 def copy_value(source: TextSource, write: Callable[[str], None]) -> Generator[None, None, bool]:
-    """Pass the text of one JSON value to `write` while the text arrives.
+    """Pass the text of one JSON value to `write` as the text arrives.
 
     Args:
         source: Unread text, which starts with the value.

@@ -50,10 +50,10 @@ class ReasoningBudget:
         return ReasoningBudget(self._tokenizer, self._markers, self._is_open, self._max_tokens)
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores, masked to a single token while the reasoning must end.
+        """Return the scores; once the limit is reached, allow only a single token.
 
-        Once the reasoning reaches its token limit, each call allows only the next token of the
-        closing text. Otherwise, the scores are returned unchanged.
+        Before the reasoning reaches its token limit, the scores are returned unchanged. Then each
+        call masks all tokens except the next token of the closing text.
 
         Args:
             ids: Token ids of the prompt and of the answer so far; [1, tokens].

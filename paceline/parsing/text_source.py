@@ -1,7 +1,8 @@
 """Pass the text of an answer to parsers as it arrives.
 
 A parser is a generator that reads a `TextSource`. Whenever the parser needs text that has not
-arrived yet, it yields. Its result therefore does not depend on how the text is split into chunks.
+arrived yet, it yields. The parser's result therefore does not depend on how the text is split into
+chunks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TextSource:
             yield
 
     def take(self, literal: str) -> Generator[None, None, bool]:
-        """Read past a literal if the unread text starts with it; return whether it does."""
+        """Skip a literal at the start of the unread text; return False if it is absent."""
         matches = yield from self.starts_with(literal)
         if matches:
             self._start += len(literal)

@@ -50,7 +50,7 @@ class ToolUse:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]] | None:
-        """Return the tool definitions for the chat template; None without tools."""
+        """Return the tool definitions for the chat template; None if there are no tools."""
         return [tool.definition for tool in self.tools] or None
 
     @property

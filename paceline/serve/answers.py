@@ -44,7 +44,7 @@ class CompletionSet:
     Attributes:
         count: Number of answers.
         completions: Finished answers by index.
-        error: Message of the error that ended a stream early; None without an error.
+        error: Message of the error that ended a stream early; None if no error occurred.
     Raises:
         ApiError: Too many answers are open.
     """

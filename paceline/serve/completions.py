@@ -78,9 +78,9 @@ class CompletionFormatter:
         serving: Served model.
         id: Id of the HTTP request.
         answer_requests: Prompt and sampling parameters of each answer.
-        echoed: Per answer, the prompt to repeat before the answer's text; None repeats no prompt.
-            The prompt is text or token ids, as in the request. The token ids are valid,
-            because the engine checks them before it sends the first chunk.
+        echoed: For each answer, the prompt to repeat before the answer's text, or None. The prompt
+            is text or token ids, as in the request. The token ids are valid, because the engine
+            checks them before it sends the first chunk.
         body: Body of the request.
     """
 

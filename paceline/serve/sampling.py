@@ -61,7 +61,7 @@ class Sampler:
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Return the sampling parameters of a request, without the response format.
+        """Return a request's sampling parameters, which omit the response format.
 
         Args:
             request: Body of the request.

@@ -110,9 +110,9 @@ class ConnectionSettings:
     """Time limits for client connections.
 
     Attributes:
-        read_seconds: Additional time for reading the rest of a stream after the request's time
-            limit, in seconds.
-        close_seconds: Time in seconds that idle connections have to close at shutdown.
+        read_seconds: Time in seconds, after the request's time limit, in which the client can
+            still read the rest of a stream.
+        close_seconds: Time limit in seconds for closing idle connections at shutdown.
     """
 
     read_seconds: float = 60.0
@@ -127,8 +127,8 @@ class Settings:
         served_name: Name that requests may use for the model; repeatable. If the model has several
             names, responses contain the first one. Default: the model's name.
         max_batch: Maximum number of answers generated at a time; at least 1.
-        max_waiting: Maximum number of answers that may wait for a slot; at least 0. Further
-            requests get status 429.
+        max_waiting: Maximum number of answers that may wait for a slot; at least 0. The server
+            rejects further requests with status 429.
         max_answers: Maximum number of answers per request (prompts times n); at least 1.
         max_prompt: Maximum number of tokens per prompt; at least 1. Default: limited only by the
             model's context length.

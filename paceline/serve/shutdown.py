@@ -36,7 +36,8 @@ class DrainingServer(uvicorn.Server):
         config: uvicorn settings.
         drain: Shutdown state, shared with the application.
     Attributes:
-        forced: Number of the second signal, which stops the server immediately; None before that.
+        forced: Signal number of the second signal, which stops the server immediately; None before
+            that signal.
     """
 
     def __init__(self, config: uvicorn.Config, drain: ShutdownState) -> None:

@@ -44,8 +44,8 @@ class Speculations:
             speculation: The field `speculation` of a request: a drafter spec, an object, or whether
                 to draft at all.
         Returns:
-            The drafter spec and the maximum number of draft nodes per step. A spec of None selects
-            the engine's default drafter; a number of None sets no limit.
+            The drafter spec and the maximum number of draft nodes per step. If the spec is None,
+            the engine uses its default drafter. If the number is None, there is no limit.
         Raises:
             ConfigError: The drafter or an option is unknown, the drafter is not part of this
                 package, or an option could name a file. Also raised if the drafter needs a draft

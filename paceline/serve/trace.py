@@ -134,7 +134,7 @@ def node_outcomes(outcome: Outcome) -> tuple[list[str], list[int | None]]:
 def _texts(tokenizer: Any, token_ids: list[int]) -> list[str]:
     """Return the text of each token, including any space at the token's start.
 
-    A token that ends inside a multi-byte character appears as in the vocabulary.
+    A token that ends inside a multi-byte character is written as it is in the vocabulary.
     """
     detokenizer = Detokenizer(tokenizer, context_token_ids(tokenizer), skip_special_tokens=False)
     spelled = [detokenizer.peek(token) for token in token_ids]

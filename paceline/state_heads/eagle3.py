@@ -97,7 +97,8 @@ class Eagle3Head(StepHead):
             tensors: Weights in the files of the head.
             target: The model that verifies the drafts.
         Returns:
-            The module, and the token ids [draft vocabulary]; None if logit i belongs to token i.
+            The module, and the token ids [draft vocabulary]. The ids are None if logit i belongs
+            to token i.
         """
         states = int(target.config.get_text_config(decoder=True).hidden_size)
         weights = {

@@ -1,7 +1,7 @@
 """Define the module of an EAGLE-3 head (Li et al. 2025).
 
-The first layer's attention reads the concatenation of token embeddings and hidden states; its
-residual stream carries the states. Submodules have the same names as in published heads.
+The attention of the first layer reads the concatenation of token embeddings and hidden states. The
+residual stream carries the hidden states. Submodules have the same names as in published heads.
 """
 
 from __future__ import annotations

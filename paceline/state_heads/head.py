@@ -135,7 +135,7 @@ class StateHead(ABC):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the most likely tokens after each draft node, in the order of the nodes.
+        """Return the most likely tokens after each draft node, in node order.
 
         Args:
             texts: Texts whose tokens have been passed to `read`.

@@ -68,7 +68,7 @@ class MtpHead(StepHead):
         self.begin(1, target.device)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """Select the LM head's inputs among the target states, in the layer's dtype."""
+        """Return the target states that the LM head reads, in the MTP layer's dtype."""
         return states[:, 0].to(self.dtype)
 
     def run(self, batch: HeadBatch) -> Tensor:

@@ -35,7 +35,8 @@ class StepHead(StateHead):
         """Convert outputs [n, hidden] to logits [n, columns].
 
         Returns:
-            The logits, and the token id of each column; None if column i belongs to token i.
+            The logits, and the token id of each column. The ids are None if column i belongs to
+            token i.
         """
 
     def extend(self, rows: Sequence[HeadRow]) -> None:
@@ -47,7 +48,7 @@ class StepHead(StateHead):
     def predict(
         self, texts: Sequence[HeadText], nodes: Sequence[Sequence[HeadNode]]
     ) -> Predictions:
-        """Return the most likely tokens after each draft node, in the order of the nodes."""
+        """Return the most likely tokens after each draft node, in node order."""
         with self.timer:
             return self.likeliest(*self.logits(texts, nodes))
 
@@ -61,8 +62,8 @@ class StepHead(StateHead):
             texts: Texts whose tokens have been passed to `read`.
             nodes: Nodes of each text. The parent of each node must have been passed before.
         Returns:
-            Logits [nodes, columns], and the token id of each column; None if column i belongs to
-            token i.
+            Logits [nodes, columns], and the token id of each column. The ids are None if column i
+            belongs to token i.
         """
         rows, added = [], []
         for text, wanted in zip(texts, nodes, strict=True):

@@ -22,11 +22,11 @@ def own_token_ids(tensors: dict[str, Tensor], vocab_size: int) -> Tensor | None:
     """Return the target's token id for each row of a draft head's own LM head.
 
     Args:
-        tensors: Weights of the draft head. If present, the tensor `d2t` states for each row the
-            target's token id minus the index of the row.
+        tensors: Weights of the draft head. If present, the tensor `d2t` contains one number per
+            row: the target's token id minus the row index.
         vocab_size: Number of rows in the target's LM head.
     Returns:
-        Token ids, int64 [rows]; None without `d2t`, which means that row i belongs to token i.
+        Token ids, int64 [rows]. None if `d2t` is missing; row i then belongs to token i.
     Raises:
         ValueError: A token id is outside the target's vocabulary.
     """

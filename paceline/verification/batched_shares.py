@@ -1,7 +1,7 @@
 """Compute the acceptance probabilities of sampled drafts in one batch on a device.
 
 In traversal verification, a node's share is the probability that the accepted path ends at this
-node or at a descendant (`rules`). In rejection sampling, every accepted node has a share of 1.
+node or at a descendant (see `rules`). In rejection sampling, every accepted node has a share of 1.
 
 The shares depend on the tree and the logits, but not on random numbers. The acceptance probability
 of every node and the token after every node can therefore be computed before the walk through the
@@ -30,8 +30,8 @@ class NodeShares(NamedTuple):
     """Precomputed values for verifying one tree that has sampled nodes.
 
     Attributes:
-        reaches: Acceptance probability of each node if no token may follow the node, such as after
-            an end token. Rejection sampling uses `reaches` for every node.
+        reaches: Acceptance probability of each node if no token may follow the node, for example
+            because it is an end token. Rejection sampling uses `reaches` for every node.
         chances: Acceptance probability of each node if tokens may follow the node, but its
             descendants have been rejected. Rejection sampling does not use `chances`.
         tokens: Token that follows the root and every node if all descendants are rejected.
@@ -45,8 +45,8 @@ class NodeShares(NamedTuple):
 class _Round(NamedTuple):
     """Nodes, from all trees, whose shares are computed together.
 
-    In traversal verification, a node's share is the probability that the accepted path ends at this
-    node or at a descendant (`rules`).
+    In traversal verification, a node's share is the probability that the accepted path ends at
+    this node or at a descendant (see `rules`).
 
     Attributes:
         rows: Row of each node's parent, [n]. In the arrays of the batch, each tree has one row for
@@ -161,7 +161,7 @@ def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
 def _split(
     shares: Tensor, weights: Tensor, tokens: Tensor, probs: Sequence[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the nodes' shares, and their parents' values if the nodes are rejected.
+    """Return each node's share, and what remains for its parent after a rejection.
 
     Each of the nodes has a different parent.
 
@@ -171,8 +171,8 @@ def _split(
         tokens: Token of each node, [n].
         probs: Distribution from which each node was sampled; None for a node that was not sampled.
     Returns:
-        The share of each node. Then, for each parent, the share and the target distribution that
-        remain if its node is rejected.
+        The share of each node, followed by the new share and the new target distribution of each
+        parent if its node is rejected.
     """
     columns, joint = tokens[:, None], shares[:, None] * weights
     own = joint.gather(1, columns)

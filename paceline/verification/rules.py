@@ -41,8 +41,8 @@ def follow(
         tree: Draft tree.
         draw: Function that returns the target's token after a node (-1 is the root), or NO_TOKEN to
             end the walk. `follow` calls it once per emitted token, in order.
-        ended: Function that returns whether the last of the tokens emitted so far ends the request.
-            `follow` calls it after every token.
+        ended: Function that receives the tokens emitted so far, and returns whether the last one
+            ends the request. `follow` calls it after every token.
     Returns:
         Accepted nodes and emitted tokens. The number of tokens is one more than the number of
         nodes, or the same if an accepted node ended the request. Both lists are empty if there is
@@ -117,7 +117,8 @@ def traverse(
             probability.
         draw: Function that draws the token after the accepted path, given the token's depth and
             weights [vocab] that sum to 1. `traverse` calls it at most once.
-        ended: Function that returns whether the last of the tokens emitted so far ends the request.
+        ended: Function that receives the tokens emitted so far, and returns whether the last one
+            ends the request.
     Returns:
         Accepted nodes and emitted tokens.
     """
@@ -154,7 +155,8 @@ def reject(
             probability.
         draw: Function that draws a token, given the token's depth and weights [vocab] that sum to
             1.
-        ended: Function that returns whether the last of the tokens emitted so far ends the request.
+        ended: Function that receives the tokens emitted so far, and returns whether the last one
+            ends the request.
     Returns:
         Accepted nodes and emitted tokens.
     """
@@ -207,7 +209,8 @@ def emit(
         last: Last accepted node; -1 if no node is accepted.
         draw: Function that returns the token after the path, given the token's depth; None if no
             token may follow.
-        ended: Function that returns whether the last of the tokens emitted so far ends the request.
+        ended: Function that receives the tokens emitted so far, and returns whether the last one
+            ends the request.
     """
     accepted: list[int] = []
     run: list[int] = []
@@ -226,7 +229,7 @@ def emit(
 def _split(
     share: Any, weights: Vector, tree: DraftTree, node: int
 ) -> tuple[Any, tuple[Any, Vector]]:
-    """Return a node's share, and the values of its parent if the node is rejected.
+    """Return a node's share, and what remains for its parent after a rejection.
 
     A share is the probability that the path ends at a node or at one of its descendants. Weights
     are the target distribution after the parent. If the node is rejected, the returned share and

@@ -123,8 +123,8 @@ def verify(
     Args:
         requests: Requests of the batch.
         trees: Draft trees to verify.
-        logits: Logits after the root and every node of each request. Their top tokens, if any, are
-            added to the outcomes.
+        logits: Logits after the root and every node of each request. If `logits` contains top
+            tokens, the function adds them to the outcomes.
     Returns:
         One outcome per request. An outcome has no tokens if the request must run again without its
         tree; see `draft_may_cause_nan`.

@@ -124,7 +124,7 @@ class ParallelLM(CachedLM):
         return super().forward_nodes(requests, parts, prefill_chunk, reduced_logits, num_top)
 
     def commit(self, accepted: Sequence[Sequence[int]]) -> None:
-        """Commit the accepted nodes that this rank has computed to the KV cache.
+        """Add the accepted nodes to the KV cache, if this rank has computed them.
 
         Args:
             accepted: Accepted nodes for each request, as indices into the whole trees.

@@ -93,7 +93,7 @@ class Decoding:
     Args:
         engine: Engine that runs the model.
         request: Validated arguments of the call.
-        streamer: Streamer of transformers that receives the tokens, or None.
+        streamer: transformers streamer that receives the tokens, or None.
     """
 
     def __init__(self, engine: Engine, request: GenerateCall, streamer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Read arguments of `model.generate`, and convert stop strings to a criterion."""
+"""Read arguments of `model.generate`, and build stopping criteria."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def arguments_of_generate(strategy: object) -> dict[str, Any]:
     does not pass the streamer, the assistant or the tokenizer to the strategy. This function
     therefore reads these arguments from the calling frames. When the strategy runs, `generate` has
     already removed the tokenizer from its own arguments. The frames of the functions that wrap
-    `generate` (`torch.no_grad`, PEFT) still contain it.
+    `generate` (`torch.no_grad`, PEFT) still contain the tokenizer.
     """
     given: dict[str, Any] = {}
     frame = inspect.currentframe()

@@ -1,4 +1,4 @@
-"""Process the prompts of a `generate` call with images, videos or audio."""
+"""Process `generate` prompts that contain images, videos or audio."""
 
 from __future__ import annotations
 

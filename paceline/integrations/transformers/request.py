@@ -180,7 +180,7 @@ def _max_length(
 
 
 def _left_padding(input_ids: Tensor, mask: Tensor | None) -> list[int]:
-    """Return the number of leading padding tokens in each row; 0 without a mask."""
+    """Return the number of leading padding tokens per row; 0 if there is no mask."""
     batch, width = input_ids.shape
     if mask is None:
         return [0] * batch

@@ -4,11 +4,11 @@
     generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
              tokenizer=tokenizer)
 
-All options for greedy search and sampling work as without drafting. transformers prepares the
-logits processors and stopping criteria, and this package calls them once per token, in text order.
-A processor receives the text before the token. A criterion receives the text up to and including
-the token. Custom processors and criteria receive one row at a time. Rows may end at different
-steps, but the result is padded to a rectangle, as without drafting.
+All options for greedy search and sampling work exactly as they do without drafting. transformers
+prepares the logits processors and stopping criteria, and this package calls them once per token,
+in text order. A processor receives the text before the token. A criterion receives the text up to
+and including the token. Custom processors and criteria receive one row at a time. Rows may end at
+different steps, but the result is padded to a rectangle, as in transformers.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Strategy:
 
     A strategy can be reused for any number of models. For each model, it keeps enough KV cache
     memory for the largest call so far. The memory is freed when the model or the strategy is
-    deleted. A `streamer` works as without drafting, and so do `stop_strings` with a `tokenizer`. If
-    a generation configuration contains stop strings, call this module's `generate` instead, because
-    transformers does not pass the tokenizer to a strategy.
+    deleted. A `streamer` works as usual, and so do `stop_strings` that are passed with a
+    `tokenizer`. If a generation configuration contains stop strings, call this module's `generate`
+    instead, because transformers does not pass the tokenizer to a strategy.
 
     Args:
         drafter: "name", "name:key=value,key=value", or a `Drafter`. Default: "auto".

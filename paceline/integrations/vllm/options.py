@@ -20,10 +20,10 @@ class ProposerOptions:
     Attributes:
         drafter: Spec of a drafter that needs only the text, such as
             "sssd:datastore=/srv/history,update_datastore=true".
-        length: "auto" (default) chooses the draft lengths with the most expected tokens per
-            second; "full" always uses the longest draft.
-        idle: Time in seconds. If vLLM runs no step for this time, all requests count as finished.
-            The time must exceed the duration of the longest step.
+        length: "auto" (default) chooses the draft lengths that maximise the expected number of
+            tokens per second; "full" always uses the longest draft.
+        idle: Number of seconds without a step after which all requests count as finished. The
+            value must exceed the duration of the longest step.
     """
 
     drafter: str = "sssd"

@@ -122,7 +122,7 @@ class Proposer:
             self._meter.requests.set(len(self._drafting))
 
     def _watch(self) -> None:
-        """Drop idle requests and measure the datastore, until the process ends.
+        """Drop idle requests, and report the datastore's size, until the process ends.
 
         This loop runs in a separate thread.
         """

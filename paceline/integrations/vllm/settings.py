@@ -11,8 +11,8 @@ class ProposerSettings:
 
     Attributes:
         max_nodes: Maximum number of nodes in the draft tree from which the proposed chain is taken.
-        max_missed_calls: Number of consecutive vLLM calls from which a request must be missing to
-            count as finished.
+        max_missed_calls: A request counts as finished if it is missing from this many consecutive
+            vLLM calls.
         retry_seconds: Number of seconds before another attempt to open an unreadable datastore.
         log_seconds: Minimum number of seconds between two log lines about errors.
         store_seconds: Number of seconds between two measurements of the datastore's size.

@@ -31,7 +31,7 @@ def read_gemma4(source: TextSource, writer: EventWriter, schemas: Schemas) -> Wa
 
 
 def _copy_value(source: TextSource, write: Callable[[str], None]) -> Waiting:
-    """Convert a value from Gemma 4's syntax to JSON text while it arrives."""
+    """Convert a value from Gemma 4's syntax to JSON text as the value arrives."""
     yield from source.skip_spaces()
     if (yield from source.take(QUOTE)):
         write('"')
