@@ -16,7 +16,7 @@ from paceline.backend.attention_metadata import AttentionMetadata
 BY_SDPA, BY_POSITION = "paceline_sdpa", "paceline"  # names in transformers' table
 
 STATE = "paceline_state"
-"""Attribute of a view's modules that holds the state of the view."""
+"""Name of the module attribute that contains the state of the model view."""
 
 
 GroupedMasks = dict[tuple[int, int, int], tuple[Tensor, Tensor]]

@@ -109,7 +109,7 @@ class AsyncEngine:
 
     @asynccontextmanager
     async def holding(self, handles: Sequence[RequestHandle]) -> AsyncGenerator[None, None]:
-        """Withdraw the requests when the `async with` block ends, even on errors."""
+        """Withdraw the requests when the `async with` block ends, even after an error."""
         loop = asyncio.get_running_loop()
         state = self._loops.setdefault(loop, _LoopState())
         state.streams.update({handle: deque() for handle in handles if handle.outcomes is not None})

@@ -16,7 +16,7 @@ class Completion:
     """A finished answer to one prompt.
 
     Attributes:
-        text: Text of the answer, cut before a stop string; "" without a tokenizer. The text
+        text: Text of the answer, cut before a stop string; "" if there is no tokenizer. The text
             directly continues the prompt, without a separator. An incomplete character at the end
             becomes U+FFFD.
         token_ids: Tokens of the answer, including an end-of-sequence token.

@@ -154,7 +154,7 @@ class Engine(SharedSteps):
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Measured acceptance rates, binned by confidence; None without a draft budget."""
+        """Measured acceptance rates by confidence bin; None if there is no draft budget."""
         stats = self._drafters.own.stats
         return None if stats is None else stats.acceptance_calibration
 

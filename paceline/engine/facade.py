@@ -51,14 +51,15 @@ class EngineFacade:
 
     @property
     def acceptance_calibration(self) -> AcceptanceCalibration | None:
-        """Measured acceptance rates, binned by confidence; None without a draft budget."""
+        """Measured acceptance rates by confidence bin; None if there is no draft budget."""
         return self._engine.acceptance_calibration
 
     @property
     def cost_curve(self) -> CostCurve | None:
         """Seconds per forward pass by number of rows, as used by the draft budget.
 
-        The value is None without a draft budget, or until the budget first needs the curve.
+        The value is None if there is no draft budget, or if the budget has not needed the curve
+        yet.
         """
         draft_budget = self._engine.draft_budget
         return None if draft_budget is None else draft_budget.curve
@@ -67,7 +68,7 @@ class EngineFacade:
     def costs(self) -> Costs | None:
         """Measured cost of forward passes, with the conditions of the measurement.
 
-        The value is None without a draft budget.
+        The value is None if there is no draft budget.
         """
         return self._engine.costs
 

@@ -59,8 +59,9 @@ def select_prompts(
 ) -> list[RequestHandle]:
     """Choose the prompts that the next forward pass processes together.
 
-    The first prompt is chosen by priority and age. The prompts in the following cache slots join
-    it, as long as they need little padding and the forward pass stays within the row limit.
+    The first prompt is chosen by priority and age. The function adds the prompts in the following
+    cache slots, as long as they need little padding and the forward pass stays within the row
+    limit.
 
     Args:
         prompts: Requests in prefill; at least one.

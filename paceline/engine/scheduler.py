@@ -142,7 +142,7 @@ class Scheduler:
         return StepGroup(sorted(decoding, key=_slot), chunk)
 
     def record_step(self, tokens: int, seconds: float) -> None:
-        """Record the duration of the step for the group that `next_group` last chose.
+        """Record the duration of the latest step, whose requests `next_group` chose.
 
         The controller of the prefill chunks uses these durations.
 

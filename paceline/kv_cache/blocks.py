@@ -1,7 +1,7 @@
 """Allocate memory for keys and values.
 
-A store contains either the keys or the values of one layer. A block is a tensor that is divided into
-stores of the same shape.
+A store contains either the keys or the values of one layer. A block is a tensor that is divided
+into stores of the same shape.
 """
 
 from __future__ import annotations

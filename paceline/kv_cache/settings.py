@@ -12,7 +12,8 @@ MAX_SLOTS = 64
 MAX_POSITIONS = 1 << 17
 """Number of positions per slot for which a cache reserves address space if no limit is set.
 
-If a text needs more positions, the cache is copied to memory for twice the needed number.
+If a text needs more positions, the cache is copied to memory for twice the number that the text
+needs.
 """
 
 NODE_POSITIONS = 512
@@ -21,15 +22,15 @@ NODE_POSITIONS = 512
 CHECKPOINT_INTERVAL = 1024
 """Interval, in prompt tokens, at which the recurrent states of a request are saved.
 
-If a prompt has fewer tokens in common with an earlier prompt, it is computed from its start, unless
-it contains the whole earlier prompt or text.
+If a prompt shares fewer tokens than this with an earlier prompt, the engine computes all tokens of
+the prompt. The exception is a prompt that contains the whole earlier prompt or text.
 """
 
 GRAPH_GROWTH_POSITIONS = 1024
 """Slots grow by multiples of this number of positions if forward passes are captured graphs."""
 
 REGION_SLACK = 8
-"""A region that is extended gets one spare position per this many positions.
+"""Number of positions for which an extended region receives one spare position.
 
 The spare positions reduce the number of regions that must move.
 """

@@ -34,8 +34,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         stores_per_block: Number of stores that share one tensor; a store contains the keys or the
             values of one layer. One operation moves all stores of a tensor. While the cache is
             copied, these stores use twice their memory. Default 1.
-        states: Kind of state in each recurrent layer, by layer index; None means no recurrent
-            layers.
+        states: Kind of state in each recurrent layer, by layer index; None if there are none.
         maximum: Size for which the cache reserves address space. If the cache grows beyond this
             size, it is copied.
     Attributes:

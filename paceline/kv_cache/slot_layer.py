@@ -54,7 +54,7 @@ class WriteWindow:
         slot_length: int,
         device: torch.device,
     ) -> Tensor:
-        """Return the tensor rows that hold the keys or values at cache positions.
+        """Return the tensor rows that contain the keys or values at cache positions.
 
         The tensor is a view of all keys (or all values) of one layer, with the shape
         [slots * heads * slot_length, dim].
@@ -111,7 +111,7 @@ class SlotMemory(Protocol):
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return the tensor rows that hold the keys or values of cache positions.
+        """Return the tensor rows that contain the keys or values at cache positions.
 
         The keys or values of one layer are viewed as a tensor [slots * heads * capacity, dim].
         """

@@ -11,7 +11,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def types_of(schema: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the JSON types that a schema names; empty if it names none."""
+    """Return the JSON types that a schema names; an empty set if it names none."""
     if not isinstance(schema, Mapping):
         return frozenset()
     named = schema.get("type")

@@ -54,8 +54,8 @@ class ApiKeyMiddleware:
     def _has_valid_key(self, headers: Headers) -> bool:
         """Return whether a request sends a valid key or needs no key.
 
-        The comparison takes the same time for every key, so its duration does not reveal a valid
-        key.
+        The comparison takes the same time for every key, so the response time does not reveal a
+        valid key.
         """
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))

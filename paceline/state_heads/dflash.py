@@ -267,7 +267,7 @@ class DFlashHead(StateHead):
         return logits if self._token_ids is not None else logits[:, : self._vocab_size]
 
     def _masks(self, batch: HeadBatch, rows: Sequence[HeadRow]) -> list[Tensor]:
-        """Return each layer's attention mask, with a sliding window where configured."""
+        """Return each layer's attention mask, limited to its sliding window, if any."""
         kinds = self._config.layer_types
         sliding = batch.mask
         if "sliding_attention" in kinds:

@@ -26,7 +26,7 @@ from paceline.util.device_copies import fetch
 from paceline.util.device_timer import DeviceTimer
 
 Predictions = tuple[IntArray, NDArray[np.float32]]
-"""Likeliest token ids [n, k] after n nodes, in descending order, and their probabilities."""
+"""Most likely token ids after n nodes, [n, k], most likely first, and their probabilities."""
 
 
 class StateHead(ABC):

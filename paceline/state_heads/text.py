@@ -45,7 +45,8 @@ class HeadText:
         slot: Index of the cache slot.
         first: Text position of the first cached token.
         length: Number of cached tokens, without draft nodes.
-        offsets: Cache position of each node, counted from the end of the text, by node index.
+        offsets: Cache position of each node, by node index; positions are counted from the end of
+            the text.
         outputs: Output of the head at each node, by node index; `ROOT` is the newest token.
     """
 

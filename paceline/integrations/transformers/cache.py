@@ -38,10 +38,11 @@ def fill_cache(
 ) -> None:
     """Append the columns from `past` to `total` - 1 of every row to `cache`.
 
-    A column is a token position of the padded batch. Columns of padding tokens get zeros.
+    A column is a token position of the padded batch. Columns of padding tokens are filled with
+    zeros.
 
     Args:
-        model: Model whose cache slots hold the rows.
+        model: Model whose cache slots contain the rows.
         rows: Rows in batch order. The slot of each row contains the keys and values of the tokens
             before column `total`.
         cache: Cache to extend.

@@ -4,11 +4,11 @@
     generate(model, **inputs, drafter="prompt_lookup", streamer=streamer, stop_strings=["END"],
              tokenizer=tokenizer)
 
-All options for greedy search and sampling work exactly as they do without drafting. transformers
-prepares the logits processors and stopping criteria, and this package calls them once per token,
-in text order. A processor receives the text before the token. A criterion receives the text up to
-and including the token. Custom processors and criteria receive one row at a time. Rows may end at
-different steps, but the result is padded to a rectangle, as in transformers.
+All options for greedy search and sampling work exactly as they do without drafting. This package
+calls transformers' logits processors and stopping criteria once per token, in text order. A
+processor receives the text before the token. A criterion receives the text up to and including the
+token. Custom processors and criteria receive one row at a time. Rows may end at different steps,
+but the result is padded to a rectangle, as in transformers.
 """
 
 from __future__ import annotations

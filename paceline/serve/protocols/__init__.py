@@ -1,5 +1,4 @@
 """Serve the Messages API and the Responses API.
 
-The server converts requests to these APIs to chat requests, and the answers to the format of the
-API.
+The server converts each request to a chat request, and each answer to the format of the API.
 """
