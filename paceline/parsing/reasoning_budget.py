@@ -52,8 +52,8 @@ class ReasoningBudget:
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores; once the limit is reached, allow only a single token.
 
-        Before the reasoning reaches its token limit, the scores are returned unchanged. Then each
-        call masks all tokens except the next token of the closing text.
+        Once the reasoning has reached its token limit, each call allows only the next token of the
+        closing text. Before the limit and after the closing text, the scores are unchanged.
 
         Args:
             ids: Token ids of the prompt and of the answer so far; [1, tokens].

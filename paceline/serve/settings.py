@@ -110,7 +110,7 @@ class ConnectionSettings:
     """Time limits for client connections.
 
     Attributes:
-        read_seconds: Time in seconds, after the request's time limit, in which the client can
+        read_seconds: Number of seconds after the request's time limit during which the client can
             still read the rest of a stream.
         close_seconds: Time limit in seconds for closing idle connections at shutdown.
     """

@@ -31,8 +31,8 @@ class SharedNoise:
     """Reproduces the samples of `torch.multinomial`, one row at a time.
 
     `torch.multinomial(probs, 1)` equals `argmax(probs / noise)`, with exponential noise for the
-    whole batch. This class draws the noise step by step, as soon as the first row needs the noise
-    of a step. It stores the noise of the other rows until they need it.
+    whole batch. This class draws the noise of one step at a time, as soon as the first row needs
+    it. It stores the noise of the other rows until they need it.
 
     Args:
         batch: Number of rows.
