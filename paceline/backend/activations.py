@@ -56,7 +56,7 @@ class ActivationOverride(ForwardOverride):
 
 
 class WholeVectors(TorchFunctionMode):
-    """Computes activation functions that this thread calls in whole vectors."""
+    """Computes this thread's activation functions in whole vectors."""
 
     def __torch_function__(
         self,
@@ -65,7 +65,7 @@ class WholeVectors(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function."""
+        """Run a torch function, in whole vectors if it is an activation function."""
         options = kwargs or {}
         if func not in _FUNCTIONS or not args or not _has_ends(args[0]) or options.get("inplace"):
             return func(*args, **options)
@@ -86,8 +86,8 @@ def whole_vectors(dtype: torch.dtype) -> AbstractContextManager[object]:
 def no_replacements() -> AbstractContextManager[object]:
     """Return a context in which `WholeVectors` replaces no torch functions.
 
-    The context also makes each read of a tensor's attribute several times as fast, because the
-    read does not call `WholeVectors`.
+    Reading a tensor's attribute is also several times faster in this context, because the read
+    does not call `WholeVectors`.
     """
     return torch._C.DisableTorchFunction()
 
@@ -125,7 +125,7 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Te
 
 
 def _has_ends(inputs: Any) -> bool:
-    """Return whether the last elements of a share are rounded differently."""
+    """Return whether torch may round the last elements of a tensor differently."""
     return type(inputs) in PLAIN and inputs.is_cpu and inputs.dtype in DTYPES
 
 

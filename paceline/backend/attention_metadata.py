@@ -1,4 +1,4 @@
-"""Describe which keys each query sees, in the order of their text positions.
+"""Describe which keys each query sees, ordered by text position.
 
 Batch-invariant attention sums in this order, so its results do not depend on where the keys are
 stored in the cache.
@@ -19,7 +19,7 @@ from paceline.util.compiled import Records, compiled, record_dtype
 
 
 class KeyRun:
-    """Consecutive visible keys, in the order of their text positions."""
+    """Consecutive visible keys, ordered by text position."""
 
     start: int  # first ordinal, see `AttentionMetadata`
     stop: int  # ordinal after the last key
@@ -33,7 +33,7 @@ RUN = record_dtype(KeyRun)
 class VisibleRanges:
     """The visible keys of every query, as runs of keys with consecutive numbers.
 
-    The keys of a row are numbered in the order of their text positions.
+    The keys of a row are numbered by text position.
 
     Attributes:
         runs: Runs of all queries, [n] records of `KeyRun`.
@@ -60,7 +60,7 @@ class VisibleRanges:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """The keys of every row, in the order of their text positions.
+    """The keys of every row, ordered by text position.
 
     The keys of a row are numbered in text order. The first `cached` keys have the cache positions
     0, 1, 2, and so on. `tail` lists the cache positions of the other keys.
@@ -74,8 +74,8 @@ class AttentionMetadata:
         ranges_by_mask: Visible ranges, by the address of a placeholder mask (`stand_in_mask`). If
             there are none, `visible` computes the ranges from real masks.
         derived: Values computed from `VisibleRanges` objects, by the id of the object.
-        key_rows: For each row of the batch, the row of the key tensor that holds the first key of
-            that batch row, [rows]. By default, row i of the batch uses row i of the key tensor.
+        key_rows: Row of the key tensor at which the keys of each batch row begin, [rows]. By
+            default, batch row i uses row i of the key tensor.
         addresses: Memory addresses of `cached`, `tail` and `key_rows`.
     """
 

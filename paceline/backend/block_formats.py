@@ -1,8 +1,8 @@
 """Describe the block formats of packed weights in GGUF files.
 
-A GGUF file stores each row of a weight as a sequence of blocks. A block contains a few numbers as
-small integers, and the scales that convert the integers back to the numbers. ggml defines the
-layouts (`ggml-common.h`).
+A GGUF file stores each row of a weight as a sequence of blocks. A block stores a few numbers as
+small integers, together with the scales that convert these integers back to numbers. ggml defines
+the layouts (`ggml-common.h`).
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ class DecoderLayer(NamedTuple):
         output = hidden + down(activation(gate(norm(hidden))) * up(norm(hidden)))
 
     Attributes:
-        norms: RMS norms before attention and before the feed-forward network. Two further norms
-            normalise each head of the queries and of the keys before the rotary embedding, as in
-            Qwen3.
+        norms: RMS norms before attention and before the feed-forward network. Two further norms,
+            as in Qwen3, normalise each query head and each key head before the rotary embedding.
         epsilons: Numbers that the norms add to the mean of the squares.
         products: Modules q, k, v, o, gate, up and down, in this order. If only the first four are
             given, the backend computes `hidden`, and the caller computes the rest of the layer, for
@@ -45,10 +44,11 @@ class LayerPass:
     Attributes:
         angles: Cosines and sines of the rotary embedding, [1, columns, head dim] each.
         mask: Attention mask of the pass, or None.
-        metadata: Keys of each row, in the order of their text positions.
+        metadata: Keys of each row, ordered by text position.
         columns: Number of columns.
-        written: Rows that the pass writes in each tensor of `stores`, int64 [key heads * columns].
-            The rows are those of the tensor in the shape [slots * key heads * positions, head dim].
+        written: Rows of each tensor in `stores` that the pass writes, int64 [key heads * columns].
+            The row numbers refer to the tensor in the shape [slots * key heads * positions, head
+            dim].
         seen: First slot and first cache position that attention reads.
         stores: Keys and values of each layer, [slots, key heads, positions, head dim].
     """

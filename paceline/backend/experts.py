@@ -42,7 +42,8 @@ _BIAS_INPUTS = ["relative_states", "query_positions", "key_positions"]
 class ExpertsOverride(ForwardOverride):
     """Computes each expert's matrix products with the backend.
 
-    For each row, the experts' outputs are weighted and summed in the order of `top_k_index`.
+    For each row, the experts' outputs are weighted, and summed in the order that `top_k_index`
+    specifies.
     """
 
     __slots__ = ("_grouped",)
@@ -198,7 +199,8 @@ def _is_dense_experts(module: nn.Module) -> bool:
 def is_position_bias(module: nn.Module) -> bool:
     """Return True for a module that computes a bias for each pair of positions.
 
-    The module multiplies each query's states by a matrix with one column per distance.
+    The module multiplies each query's states by a matrix. The matrix has one column per distance
+    between a query and a key.
     """
     weight: Any = module._parameters.get("proj")
     return (
@@ -261,7 +263,7 @@ def _is_multiplying_mixer(module: nn.Module) -> bool:
 
 
 def _has_grouped_convolution(module: nn.Module) -> bool:
-    """Return True for a mixer with both a depthwise and another convolution."""
+    """Return True for a mixer with a depthwise and a second kind of convolution."""
     children = [child for child in module.children() if isinstance(child, nn.Conv1d)]
     return any(map(is_depthwise, children)) and not all(map(is_depthwise, children))
 

@@ -47,16 +47,16 @@ class ExpertProducts(Protocol):
     """Multiplies rows by the weights of their experts, with one call for all experts."""
 
     def reads(self, weights: Tensor) -> bool:
-        """Return whether `multiply` uses these weights, and they have not been moved."""
+        """Return whether `multiply` would read these weights from their current address."""
 
     def can_run(self) -> bool:
         """Return whether `multiply` is efficient in this thread at the moment."""
 
     def multiply(self, rows: Tensor, counts: Sequence[int], biases: Tensor | None) -> Tensor:
-        """Return the products of rows that are sorted by expert.
+        """Multiply each row by the weights of the row's expert.
 
         Args:
-            rows: Rows, [n, inner], in the dtype of the weights.
+            rows: Rows sorted by expert, [n, inner], in the dtype of the weights.
             counts: Number of rows of each expert.
             biases: Biases, [experts, outputs], or None.
         """
@@ -126,7 +126,7 @@ class Backend(Protocol):
             value: Values, [rows, key heads, positions, value dim].
             mask: Boolean mask, [rows or 1, 1, columns, positions]. With None, attention is causal
                 if there are several columns; a single column sees all keys of its row.
-            metadata: Keys of each row, in the order of their text positions.
+            metadata: Keys of each row, ordered by text position.
             options: Options for the attention scores.
         Returns:
             Output, [rows, columns, heads, value dim], in the dtype of the query.

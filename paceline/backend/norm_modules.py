@@ -55,7 +55,7 @@ def _epsilon_of(module: nn.Module) -> float | None:
 
 
 def _weight_of(module: nn.Module) -> Tensor | None:
-    """Return the weight [size] of a module that has no other parameters, or None."""
+    """Return the weight [size] if it is a module's only parameter, otherwise None."""
     parameters = module._parameters
     if type(parameters) is not dict or list(parameters) != ["weight"] or list(module.children()):
         return None

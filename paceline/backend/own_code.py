@@ -1,6 +1,7 @@
-"""Compute activation functions in whole vectors where modules call them.
+"""Compute activation functions in whole vectors within modules' own code.
 
-The `forward` methods of these modules call functions such as `silu`, instead of submodules.
+The `forward` methods of such modules call functions such as `silu` directly, instead of calling
+submodules.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CONVERSIONS = frozenset({"float", "float32"})
 
 
 class OwnCodeOverride(ForwardOverride):
-    """Runs a module's own code with activation functions in whole vectors.
+    """Runs a module's own code, and computes activation functions in whole vectors.
 
     The module is the copy in a `ModelView`, so that its submodules are overridden as well.
     """
@@ -55,7 +56,7 @@ class OwnCodeOverride(ForwardOverride):
 
 
 class InnerLinearOverride(LinearOverride):
-    """Multiplies as usual inside a module that runs its own code."""
+    """Multiplies as `LinearOverride` does, but without calling `WholeVectors`."""
 
     __slots__ = ()
 
@@ -73,8 +74,8 @@ class InnerLinearOverride(LinearOverride):
 def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOverride]]:
     """Return overrides for the modules whose own code may call activation functions.
 
-    On other devices than CPUs, no module needs an override. In a bfloat16 model, only modules whose
-    code converts numbers to float32 need one.
+    On devices other than CPUs, no module needs an override. In a bfloat16 model, only modules
+    whose code converts numbers to float32 need one.
     """
     if model.device.type != "cpu":
         return {}
@@ -88,12 +89,12 @@ def own_code_overrides(model: PreTrainedModel) -> dict[nn.Module, type[ForwardOv
 def _calls_activation(kind: type[Any], converts: bool) -> bool:
     """Return whether the `forward` method of a class may call an activation function.
 
-    The result depends on the names in `forward`, and in the functions and methods that it names.
-    Recurrences, which transformers wraps, are excluded, because paceline computes them.
+    The search follows the names in `forward` to other functions and methods. Recurrences, which
+    transformers wraps, are excluded, because paceline computes them.
 
     Args:
         kind: Class of a module.
-        converts: Whether only functions count that also name a conversion to float32.
+        converts: Whether to count only functions that also name a conversion to float32.
     """
     if is_activation(kind) or kind.__module__.startswith("torch."):
         return False
@@ -114,7 +115,7 @@ def _calls_activation(kind: type[Any], converts: bool) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the global names and attributes in a function, and in functions inside it."""
+    """Yield the globals and attributes that a function and its inner functions use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -21,7 +21,7 @@ MULTIPLIED = PLAIN | {PackedWeight}
 
 
 def has_numbers(tensor: Any) -> bool:
-    """Return whether paceline can read a weight: a plain tensor or a packed one."""
+    """Return whether a weight is a plain or packed tensor, which paceline can read."""
     return isinstance(tensor, PackedTensor) or is_plain(tensor)
 
 

@@ -34,7 +34,7 @@ class PaddedLinearOverride(ForwardOverride):
 
 
 class RouterOverride(ForwardOverride):
-    """Lets the backend compute a module's calls of `functional.linear`."""
+    """Lets the backend compute a module's calls to `functional.linear`."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class ConvolutionOverride(ForwardOverride):
 
 
 class _ProductCalls(WholeVectors):
-    """Also replaces the functions that compute this thread's matrix products.
+    """Replaces matrix products, in addition to activation functions.
 
     Args:
         backend: Backend that computes the products.

@@ -145,8 +145,8 @@ class Recurrences(Protocol):
             rows: Inputs, [tokens, channels].
             convolution: Weights and activation.
             tree: Tokens of the forward pass, with the predecessor of each.
-            held: Stored inputs of each slot: the last size - 1 inputs, oldest first, where size is
-                the kernel size; [slots, size - 1, channels].
+            held: Last inputs stored for each slot, oldest first, [slots, kernel size - 1,
+                channels].
         Returns:
             Outputs, [tokens, channels], in the dtype of `rows`.
         """

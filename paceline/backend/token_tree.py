@@ -40,7 +40,7 @@ class FoldPath(NamedTuple):
     Attributes:
         columns: Columns of all requests' tokens, [n]. A column is a token's index among all tokens
             of the forward pass.
-        starts: Index in `columns` of each request's first token, and n at the end, [requests + 1].
+        starts: Index in `columns` of each request's first token, followed by n, [requests + 1].
         addresses: Memory addresses of `columns` and `starts`.
     """
 

@@ -155,7 +155,7 @@ def _dense(
 ) -> tuple[Tensor, Tensor]:
     """Return the row and the visible positions of each query.
 
-    The visible positions are a mask, bool [queries, positions]."""
+    The visible positions are returned as a mask, bool [queries, positions]."""
     rows = np.repeat(np.arange(len(metadata.cached)), np.diff(visible.starts))
     sees = np.zeros((len(rows), positions), dtype=np.bool_)
     for query, row in enumerate(rows):

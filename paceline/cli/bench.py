@@ -40,7 +40,7 @@ flattened("With --serve")(LoadOptions)
 @flattened("Quantity")
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Options for what a benchmark measures: by default, how fast each method answers.
+    """Selects what a benchmark measures: by default, the speed of each method.
 
     Attributes:
         serve: Measure a server under load instead of timing separate calls. The benchmark compares

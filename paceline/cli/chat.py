@@ -41,8 +41,8 @@ class _AdviceSettings:
         min_tokens: Number of answer tokens that a chat needs before the drafter is compared with
             plain decoding.
         num_plain_tokens: Number of tokens that plain decoding generates for the comparison.
-        min_speedup: Advice is given if plain decoding is faster than the drafter by at least this
-            factor. The factor is above 1 because plain decoding is timed with a short context,
+        min_speedup: Smallest speed-up of plain decoding over the drafter at which the chat prints
+            advice. The value is above 1 because plain decoding is timed with a short context,
             which makes decoding faster.
     """
 

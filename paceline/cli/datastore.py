@@ -57,7 +57,7 @@ class WriteOptions:
     Attributes:
         shard_tokens: Maximum number of tokens per shard (data file); at least 0. With 0, only
             --memory limits the size of shards.
-        memory: Memory that sorting a shard may use, in GiB; at least 0.001.
+        memory: Maximum memory for sorting a shard, in GiB; at least 0.001.
         workers: Number of threads that sort shards; at least 0. 0 uses one thread per core.
 
     Raises:

@@ -198,7 +198,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Describe whether torch or paceline computes matrix products, and both durations."""
+    """Describe which library computes matrix products, and how long each one takes."""
     import torch
 
     from paceline.backend.settings import TIMED_ROWS

@@ -18,7 +18,7 @@ from paceline.util.files import STANDARD_OUTPUT, append, require_writable
 @flattened("Files")
 @dataclass(frozen=True, slots=True)
 class ResultFiles:
-    """Files for the results, each of which is checked before the run.
+    """Result files, whose paths are checked before the run.
 
     Attributes:
         json: Write the results to this file as JSON; '-' writes them to standard output instead of

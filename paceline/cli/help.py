@@ -1,4 +1,4 @@
-"""Format the help of commands, with complete usage lines and text that wraps."""
+"""Format command help with complete usage lines and rewrapped text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REQUIRED_OPTION = re.compile(r"--[\w-]+ [A-Z]+")
 
 
 class HelpFormatter:
-    """Formats help like cyclopts, with a complete usage line and rewrapped text.
+    """Formats help as cyclopts does, but with a complete usage line and rewrapped text.
 
     Args:
         app: Application whose help is formatted.
@@ -76,7 +76,7 @@ class HelpFormatter:
 
 
 def _in_paragraphs(text: Any) -> Text:
-    """Join the lines of each paragraph, so that line breaks only separate paragraphs."""
+    """Join the lines of each paragraph, and separate paragraphs by blank lines."""
     content = getattr(text, "primary_renderable", text)  # of cyclopts' InlineText
     plain = content.plain if isinstance(content, Text) else str(content or "")
     return Text("\n\n".join(" ".join(part.split()) for part in plain.strip().split("\n\n")))

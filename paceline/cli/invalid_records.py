@@ -17,8 +17,8 @@ class InvalidRecords:
     """Counts invalid records and lists the first few.
 
     Args:
-        skip: Whether to skip invalid records. If False, an error that lists up to ten invalid
-            records is raised before anything is written.
+        skip: Whether to skip invalid records. If False, an error lists up to ten invalid records,
+            and nothing is written.
     """
 
     def __init__(self, skip: bool) -> None:

@@ -50,7 +50,7 @@ def _refuse_fractions(app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 
 def new_app(name: str, help_text: str) -> App:
-    """Return an application that parses options like `paceline` but has no commands.
+    """Return an application that parses options as `paceline` does, without commands.
 
     Args:
         name: Name of the program, for its help.
@@ -75,7 +75,7 @@ def _build_app(listed: bool) -> App:
     """Return the application with all commands.
 
     Args:
-        listed: Whether the help takes its texts from `COMMANDS`, without importing the commands.
+        listed: Whether to show the help texts in `COMMANDS`, instead of importing the commands.
     """
     app = new_app(
         "paceline",

@@ -1,4 +1,4 @@
-"""Write options in error messages as the user types them.
+"""Rewrite argument names in error messages as command-line options.
 
 The library's messages name an argument, such as `max_batch`. A command shows the same message with
 the option `--max-batch`.

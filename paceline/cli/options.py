@@ -76,7 +76,7 @@ def flattened(title: str) -> Parameter:
 def with_known_types(group: type[T]) -> type[T]:
     """Resolve the type annotations that a class inherits from another module.
 
-    cyclopts would look up their names in the module of the class.
+    cyclopts would look up the names in these annotations in the wrong module, that of the class.
     """
     group.__init__.__annotations__.update(get_type_hints(group))
     return group
@@ -109,7 +109,7 @@ def _hide_per_request(group: type) -> None:
 
 
 def model_argument(help_text: str) -> Parameter:
-    """Return the parameter of a command whose first argument is a model."""
+    """Return the parameter for a model that is a command's first argument."""
     return Parameter(name=MODEL, help=f"{help_text} Also --model, -m.")
 
 

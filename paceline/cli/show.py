@@ -57,7 +57,7 @@ class Shown:
 def table_console(stderr: bool = False) -> Console | None:
     """Return the console for tables, or None for the terminal's default console.
 
-    Tables in files, pipes and standard error are printed on a wide console.
+    Tables that are written to files, pipes or standard error use a wide console.
     """
     return (
         None
