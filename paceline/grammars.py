@@ -121,8 +121,8 @@ class Grammar:
         """Return the scores, with -inf for every token that the grammar forbids.
 
         Args:
-            ids: Token ids of the prompt, in the first call; later, the ids of the previous call
-                followed by new tokens; [1, tokens].
+            ids: Token ids, [1, tokens]. In the first call, the ids of the prompt. In later calls,
+                the ids of the previous call, followed by new tokens.
             scores: Logits of the next token, [1, vocabulary]. The model's vocabulary may exceed the
                 tokenizer's.
         Raises:
@@ -138,8 +138,8 @@ class Grammar:
         """Process new tokens of the answer, and return the tokens that must follow.
 
         The grammar determines the text that must follow, and the tokenizer turns this text into
-        tokens. For one copy of the grammar, either call this method or use the copy as a logits
-        processor, but not both.
+        tokens. Use each copy of the grammar in only one way: call this method, or pass the copy as
+        a logits processor.
 
         Args:
             new_token_ids: Tokens added to the answer since the previous call.

@@ -263,7 +263,7 @@ def _is_multiplying_mixer(module: nn.Module) -> bool:
 
 
 def _has_grouped_convolution(module: nn.Module) -> bool:
-    """Return True for a mixer with a depthwise and a second kind of convolution."""
+    """Return True for a mixer with both depthwise and other convolutions."""
     children = [child for child in module.children() if isinstance(child, nn.Conv1d)]
     return any(map(is_depthwise, children)) and not all(map(is_depthwise, children))
 

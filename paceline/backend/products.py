@@ -43,7 +43,7 @@ def is_plain_product(module: nn.Module) -> bool:
 
 
 def plain_products(model: PreTrainedModel) -> tuple[nn.Module, ...]:
-    """Return the modules, on any device, that only multiply by a weight and add a bias."""
+    """Return the modules of a model that only multiply by a weight and add a bias."""
     return tuple(
         module
         for module in model.modules()

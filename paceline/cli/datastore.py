@@ -36,8 +36,9 @@ Inputs = Annotated[
     Parameter(
         name="INPUT",
         required=True,
-        help="File to add: .jsonl (answers from `paceline record`, or text, messages, or prompt and"
-        " output), .txt, .npy (ids) or .parquet; or a data set as datasets:NAME@SPLIT; repeatable.",
+        help="File to add: .jsonl, .txt, .npy (token ids) or .parquet; or a data set, written as"
+        " datasets:NAME@SPLIT; repeatable. Each .jsonl record is an answer from `paceline record`,"
+        " or has the field text, the field messages, or the fields prompt and output.",
     ),
 ]
 Tokenizer = Annotated[

@@ -17,7 +17,7 @@ _REQUIRED_OPTION = re.compile(r"--[\w-]+ [A-Z]+")
 
 
 class HelpFormatter:
-    """Formats help as cyclopts does, but with a complete usage line and rewrapped text.
+    """Formats help like cyclopts, but completes the usage line and rewraps text.
 
     Args:
         app: Application whose help is formatted.

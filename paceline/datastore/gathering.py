@@ -87,7 +87,7 @@ class Gathering:
             )
 
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
-        """Replace the separator by the largest value that no document contains.
+        """Replace the separator with the largest value that no document contains.
 
         `document` is the next document, which is not in the text yet. A fixed separator would not
         work if the vocabulary used all 2^32 values.

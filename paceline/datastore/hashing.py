@@ -1,7 +1,7 @@
 """Compute XXH64 checksums of a datastore's pages in compiled code.
 
-Compiled code checks each page before the page's first use and cannot call the `xxhash` library.
-The functions follow the public specification at
+Compiled code, which cannot call the `xxhash` library, checks each page before the page's first
+use. The functions follow the public specification at
 github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md. The seed is 0, and sizes must be multiples
 of 32 bytes.
 """

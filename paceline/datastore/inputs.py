@@ -54,8 +54,8 @@ def documents(
         tokenizer: Transformers tokenizer. Plain text is encoded without special tokens.
             Conversations are formatted with the tokenizer's chat template, if there is one.
         answers_only: Whether to use only the assistant's messages or outputs. Default False.
-        left_out: Function called with the error for each invalid record or line, which is then
-            skipped. By default, the error is raised.
+        left_out: Function called with the error for each invalid record or line. The record or
+            line is then skipped. By default, the error is raised.
     Raises:
         ConfigError: A file is missing or of an unknown type, or a record is invalid. Also raised if
             recorded answers are damaged, incomplete or from a different tokenizer. The error names
@@ -89,7 +89,7 @@ def check_recorded(path: str | Path, tokenizer: Any) -> bool:
 
     Args:
         path: File to check.
-        tokenizer: transformers tokenizer, its fingerprint, or None, which matches every file.
+        tokenizer: transformers tokenizer or its fingerprint. None matches every file.
     Raises:
         ConfigError: The file was made with a different tokenizer; the error shows both
             fingerprints.

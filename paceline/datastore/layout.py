@@ -10,8 +10,9 @@ KiB, with five parts:
 - The pivots (uint64): the first tokens of every 64th suffix, packed into one number per suffix.
 - The XXH64 checksum of each page in the parts above (uint64).
 
-The manifest contains a checksum of each shard's last part and a checksum of the manifest. Numbers
-in a shard are in the byte order of the machine that wrote the shard; the header states this order.
+The manifest contains a checksum of each shard's last part, and a checksum of the manifest itself.
+Numbers in a shard are in the byte order of the machine that wrote the shard; the header states
+this order.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class BuildOptions:
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Fewer,
             larger shards are searched faster. Default 0: as many as `memory` allows.
         memory: Memory for sorting one shard, in bytes; default 2 GiB.
-        workers: Number of threads that sort; sorting does not hold the interpreter lock. Default
-            0: one per core.
+        workers: Number of sorting threads, which do not hold the interpreter lock. Default 0: one
+            per core.
         progress: Function called with the phase, the number of tokens processed, and the total or
             None.
     Raises:
@@ -77,8 +77,8 @@ class UpdateOptions:
             quarter of `max_tokens`.
         max_unwritten_tokens: Number of tokens in memory that triggers a write to disk; at least 1;
             default 65,536. If writing fails, up to four times this number of tokens stay in
-            memory. The tokens of unfinished outputs are limited separately to
-            `max_unwritten_tokens`.
+            memory. A separate limit of `max_unwritten_tokens` applies to the tokens of unfinished
+            outputs.
         max_unwritten_s: Seconds after which an output is written to disk; positive; default 30.
         lock_timeout_s: Seconds that `flush` and `close` wait for another writer; default 10.
     Raises:

@@ -250,7 +250,7 @@ def token_at(row: ShardRow, position: int) -> int:
 
 @kernel
 def text_sound(row: ShardRow, position: int, tokens: int) -> bool:
-    """Return whether the pages with `tokens` tokens from `position` on are undamaged.
+    """Return whether `tokens` tokens, starting at `position`, are on undamaged pages.
 
     `tokens` is at most SORTED_TOKENS, so there are only one or two such pages.
     """

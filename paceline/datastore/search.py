@@ -39,7 +39,7 @@ class Ranges(NamedTuple):
     Attributes:
         low: First rank of each range, [batch, longest, shards].
         high: Last rank of each range, plus one, [batch, longest, shards]; 0 if the shard contains
-            no such suffixes, or if the search skipped this number of last tokens.
+            no such suffixes, or if the search did not try this match length.
         lengths: Two lengths per query, in tokens, [batch, 2]: the length of the longest match in
             any shard, and the smallest length that was searched. Both are 0 if there is no match.
     """
@@ -145,7 +145,7 @@ def find(
         ranges: Output: the matching ranges. The size of the second axis of `ranges.low` is the
             maximum suffix length.
     Returns:
-        -1; or, if a shard is damaged, the index of this shard. `ranges` is then incomplete.
+        -1, or the index of a damaged shard. If a shard is damaged, `ranges` is incomplete.
     """
     low, high, lengths = ranges
     low[:], high[:], lengths[:] = 0, 0, 0

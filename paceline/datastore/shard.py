@@ -133,7 +133,7 @@ def write_shard(
     workers: int,
     done: Callable[[int], None] = lambda suffixes: None,
 ) -> ShardInfo:
-    """Sort the suffixes of a text, and write text and suffix array as a new shard.
+    """Write a text and its suffix array as a new shard, after sorting the suffixes.
 
     The caller must add the shard to the manifest of the store.
 
@@ -143,7 +143,7 @@ def write_shard(
         info: Entry of the shard for the manifest, without `name` and `sums`.
         vocab_size: Vocabulary size of the store.
         width: Number of bytes per token in the store.
-        workers: Number of threads that sort.
+        workers: Number of sorting threads.
         done: Function that is called after each part of the suffixes has been sorted, with the
             number of suffixes in that part.
     Returns:
@@ -180,7 +180,7 @@ def write_shard(
 
 
 def _page_sums(path: Path, layout: ShardLayout) -> NDArray[np.uint64]:
-    """Return the table of checksums of a shard's pages, padded to whole pages."""
+    """Return the table of a shard's page checksums; the table fills whole pages."""
     sums = np.zeros((layout.size - layout.sums) // 8, dtype=np.uint64)
     for start in range(0, layout.sums, HASHED_BYTES):
         pages = _map(path, layout.sums, start, min(HASHED_BYTES, layout.sums - start))

@@ -84,7 +84,8 @@ def suffix_array(
             differ only after a separator is undefined.
         separator: Value that is not a token in any document. The result omits separators.
         workers: Number of threads; default 1.
-        done: Function called after each part has been sorted, with the part's number of suffixes.
+        done: Function called each time a part of the suffixes has been sorted, with the number of
+            suffixes in that part.
     """
     max_token = int(text.max(initial=0, where=text != separator)) if text.size else 0
     shift = (max_token // min(MAX_BUCKETS, max(MIN_BUCKETS, text.size))).bit_length()

@@ -56,7 +56,7 @@ def build(
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Searches
             are faster with fewer, larger shards. Default 0: as many as `memory` allows.
         memory: Memory for sorting one shard, in bytes; default 2 GiB.
-        workers: Number of threads that sort. Default 0: one per core.
+        workers: Number of sorting threads. Default 0: one per core.
         progress: Function called with the phase ("read", "sort" or "merge"), the number of tokens
             processed, and the total or None.
     Raises:
@@ -94,11 +94,12 @@ def add(
     Args:
         path: Folder of the store.
         documents: Token ids of each document, below the store's vocabulary size.
-        tokenizer: Tokenizer that produced the ids, or its fingerprint; it must match the store's.
+        tokenizer: Tokenizer that produced the ids, or its fingerprint; must match the store's
+            tokenizer.
         shard_tokens: Maximum number of tokens and separators in a shard; at least 1024. Default 0:
             as many as `memory` allows.
         memory: Memory for sorting one shard, in bytes; default 2 GiB.
-        workers: Number of threads that sort. Default 0: one per core.
+        workers: Number of sorting threads. Default 0: one per core.
         progress: Function called with the phase ("read", "sort" or "merge"), the number of tokens
             processed, and the total or None.
     Raises:

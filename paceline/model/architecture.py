@@ -39,8 +39,8 @@ class Architecture:
         context_length: Maximum number of positions.
         layer_kinds: Kinds of attention in the model, in alphabetical order; empty for a model
             without attention.
-        masks: Kind of attention mask that each kind of layer receives, by kind of layer; None for
-            layers that receive no mask.
+        masks: For each kind of layer, the kind of attention mask that these layers receive; None
+            if they receive no mask.
         states: Kind of recurrent state in each recurrent layer, by layer index.
         has_chain_mixers: True if the model verifies only chains (draft trees without branches) and
             all its recurrent states belong to short convolutions.
@@ -51,10 +51,10 @@ class Architecture:
         window: Size of the attention window, including the query's own position; None if no layer
             has a window.
         attention_chunk: Number of positions per chunk in chunked attention; None if no layer uses
-            it.
+            chunked attention.
         takes_masks: Whether a 4-D mask and position ids determine which tokens each token sees. If
-            not, the order of the tokens in the cache determines this, as in models with ALiBi or
-            without position ids.
+            not, the visible tokens depend on the order of the tokens in the cache, as in models
+            with ALiBi or without position ids.
         takes_position_ids: Whether the forward method accepts `position_ids`.
         takes_logits_to_keep: Whether the forward method accepts `logits_to_keep`.
         float_masks: Whether masks contain numbers to be added to the attention scores (eager),

@@ -80,7 +80,7 @@ def _encode_q4_k(values: Tensor) -> Tensor:
 
 
 def _fitted_line(values: Tensor) -> _Line:
-    """Find the scale and minimum of each sub-block that minimise the squared error.
+    """For each sub-block, find the scale and minimum with the least squared error.
 
     Each of several trials divides the range of the values into a slightly different number of
     levels, and rounds each value to the nearest level. A linear regression of the values on their

@@ -47,7 +47,7 @@ class CachedLM(ForwardPasses):
         chains: Whether to verify only chains (draft trees without branches), even if the model's
             `forward` method accepts masks. Default False.
         fixed_shapes: Whether to pad decode steps to a few fixed shapes, so that CUDA can replay
-            them as captured graphs. "auto" does so on CUDA only. Recurrent models never do.
+            them as captured graphs. "auto" pads on CUDA only; recurrent models are never padded.
     Attributes:
         prefill_chunk: Maximum number of pending tokens per request in one forward pass.
         min_rows: Minimum number of rows in a forward pass and in its LM head.
@@ -249,7 +249,7 @@ class CachedLM(ForwardPasses):
     def undo(self, request: Request, length: int) -> None:
         """Undo a failed step: keep only a request's first `length` cached tokens.
 
-        If images, videos or audio are dropped as well, this method computes them again.
+        If this drops images, videos or audio, the method processes them again.
         """
         self.rewind(request, length)
         self.clear_after(request)
@@ -258,10 +258,10 @@ class CachedLM(ForwardPasses):
 
     @in_forward_mode
     def prefill_media(self, request: Request) -> None:
-        """Compute an open request's tokens up to its last image, video or audio.
+        """Prefill an open request up to its last image, video or audio clip.
 
-        For the first request with each kind of media, also check that the logits after the media
-        match those of the model's own forward pass.
+        For the first request with a combination of media kinds, also check the logits after the
+        media. They must match the logits of the model's own forward pass.
 
         Args:
             request: Open request with media and an empty slot.

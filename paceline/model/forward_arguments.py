@@ -53,7 +53,7 @@ def given_cache(inputs: Mapping[str, Any]) -> Any:
     """Return the KV cache that `generate` has prepared; None if there is none.
 
     Args:
-        inputs: Arguments of `generate` for the model's `forward`.
+        inputs: Arguments that `generate` passes to the model's `forward`.
     """
     return next((inputs[name] for name in CACHE_NAMES if name in inputs), None)
 

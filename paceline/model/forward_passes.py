@@ -100,8 +100,8 @@ class ForwardPasses(CachedRequests):
             prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
-                order of `kept_ids`. The option has no effect without a reduced vocabulary. Default
-                False.
+                order in which `kept_ids` lists them. The option has no effect without a reduced
+                vocabulary. Default False.
             num_top: Number of most likely tokens per row that a forward pass with a fixed shape
                 also finds; 0 for none. Other forward passes ignore it.
         Returns:

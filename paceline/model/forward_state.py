@@ -40,7 +40,8 @@ class ForwardState(AttentionState):
     Attributes:
         implementation: Name of the attention function that the model calls; None means the
             function that the model's configuration names.
-        linear: Function that multiplies by weights outside `nn.Linear`. Default: torch's.
+        linear: Function that multiplies rows by a weight outside an `nn.Linear` module. Default:
+            torch's function.
         target_states: Target states that a draft model reads, or None.
         reduced_logits: Whether an LM head with a reduced vocabulary returns logits for that
             vocabulary, [..., kept], rather than for the whole vocabulary. Default False.

@@ -81,7 +81,7 @@ def set_end_ids(model: PreTrainedModel, metadata: dict[str, Any]) -> None:
 
 
 def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfig) -> Any:
-    """Return the tokenizer with its chat template, or None if the file has none.
+    """Return the tokenizer and its chat template; None if the file has no tokenizer.
 
     Args:
         path: GGUF file.

@@ -47,7 +47,7 @@ def read_config(path: Path, metadata: Mapping[str, Any], folder: Path) -> Any:
 
 
 def _gemma4_config(config: Any, header: Mapping[str, Any]) -> Any:
-    """Return a Gemma 4's configuration with the properties of its layers."""
+    """Return a Gemma 4 configuration that includes the properties of each layer."""
     values = config.to_dict()
     del values["per_layer_config"]  # computed from the sizes below
     bases = {"sliding_attention": "rope.freq_base_swa", "full_attention": "rope.freq_base"}

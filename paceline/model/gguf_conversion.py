@@ -1,4 +1,4 @@
-"""Find the tensors in a GGUF file that make up each weight of a model.
+"""Find the GGUF tensors that make up each weight of a model.
 
 The names and values follow the conversions that transformers applies when it loads a GGUF file.
 Most conversions keep all rows of a tensor, possibly in another order. Such tensors can stay packed.

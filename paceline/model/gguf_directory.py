@@ -1,7 +1,7 @@
 """Read the tensor list in a GGUF file's header, and copy headers.
 
-The `gguf` package takes two seconds to read a header with a vocabulary, and the reader in
-transformers rejects some block formats.
+This module parses headers itself, because the `gguf` package takes two seconds to read a header
+with a vocabulary. The reader in transformers rejects some block formats.
 """
 
 from __future__ import annotations

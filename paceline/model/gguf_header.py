@@ -87,7 +87,7 @@ def _header_digest(path: Path, size: int, time_ns: int) -> bytes:
 
 
 def _require_whole_model(path: Path, metadata: Mapping[str, Any], num_files: int) -> None:
-    """Raise an error for an adapter, or if other files of a split model are missing."""
+    """Raise an error for an adapter, or for a split model with missing files."""
     kind = metadata.get("general.type", "model")
     if kind == "adapter":
         raise ConfigError(

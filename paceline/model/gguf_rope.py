@@ -82,7 +82,7 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
 
 
 def _set_proportional(parameters: dict[str, Any], factors: NDArray[np.float32]) -> None:
-    """Set the rotated share of every head, as in Gemma 4.
+    """Set the fraction of every head that is rotated, as in Gemma 4.
 
     Raises:
         UnsupportedContent: The factors also scale frequencies.

@@ -49,7 +49,8 @@ class WeightEntry(NamedTuple):
 
     Attributes:
         tensors: Names of the tensors in the file. The weight consists of the rows of all these
-            tensors. If it has an axis of experts, the tensors are joined separately per expert.
+            tensors. If the weight has an axis for experts, the tensors are joined separately for
+            each expert.
         order: Index of the weight's row permutation in `TensorTable.orders`. None means that the
             file and the model store the rows in the same order.
         is_converted: Whether the file and the model differ in more than the order of the rows. If

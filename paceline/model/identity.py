@@ -1,8 +1,8 @@
 """Identify a model by a fingerprint of its weights or a sketch of its embedding.
 
 If you copy or rename a checkpoint, or convert it to another dtype, the fingerprint stays the same.
-The sketch is a small sample of the embedding. Comparing sketches also recognises quantised and
-fine-tuned copies.
+The sketch is a small sample of the embedding. A comparison of sketches also recognises quantised
+and fine-tuned copies.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Sketch:
     Attributes:
         vocab_size: Number of rows in the model's embedding.
         hidden_size: Hidden size of the model. If `paceline.bench.cost_scale` enlarged the model,
-            hidden size of the original model.
-        layers: Number of decoder layers in the model. If the model was enlarged, number of decoder
-            layers in the original model.
+            this is the hidden size of the original model.
+        layers: Number of decoder layers in the model. If the model was enlarged, this is the
+            number of layers in the original model.
         sample: Evenly spaced entries of the embedding, int8 [rows, columns], centred per column
             and scaled by the largest entry.
     """

@@ -93,7 +93,7 @@ def _names_inside(twin: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _norm_names(twin: nn.Module) -> tuple[str, ...]:
-    """Return the names of a layer's norms, in the order of `DecoderLayer.norms`."""
+    """Return the names of a layer's norms, ordered as in `DecoderLayer.norms`."""
     has_head_norms = hasattr(twin.self_attn, "q_norm")
     return (*_NORMS, *_HEAD_NORMS) if has_head_norms else _NORMS
 
@@ -167,7 +167,8 @@ class LayerCalls:
     def serves(self, states: Tensor, named: dict[str, Any]) -> bool:
         """Return whether the runner can compute a layer with these arguments.
 
-        If the arguments belong to a new forward pass, prepare the runner for it.
+        If the arguments belong to a new forward pass, the method also prepares the runner for this
+        pass.
 
         Args:
             states: Hidden states.

@@ -28,8 +28,8 @@ class LayerKinds:
     Attributes:
         attention: Kinds of attention in the model, in alphabetical order; empty for a model without
             attention.
-        masks: Kind of attention mask that each kind of layer receives, by kind of layer; None for
-            layers that receive no mask.
+        masks: For each kind of layer, the kind of attention mask that these layers receive; None
+            if they receive no mask.
         states: Kind of recurrent state in each recurrent layer, by layer index.
         num_attention: Number of layers with attention.
     """

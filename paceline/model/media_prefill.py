@@ -230,7 +230,7 @@ class MediaPrefill:
         self._checked.add(frozenset(request.media.tensors))
 
     def needs_check(self, media: Media, states: PrefixStates) -> bool:
-        """Return True for the first prompt with its combination of media kinds.
+        """Return True if this combination of media kinds has not been checked yet.
 
         The result is False if there are no logits to compare with.
         """

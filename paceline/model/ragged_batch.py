@@ -222,7 +222,8 @@ def _rank(parents: IntArray, depths: IntArray, ranks: IntArray, bfs_counts: IntA
     Args:
         parents: Parent of each node; -1 means the root.
         depths: Output: depth of each node.
-        ranks: Output: rank of each node, from 0, when all nodes are sorted by depth and then index.
+        ranks: Output: breadth-first rank of each node, from 0. Nodes are ranked by depth, and
+            nodes at the same depth by index.
         bfs_counts: Scratch space of at least nodes + 2 entries, for the number of nodes at each
             depth and the prefix sums of these numbers.
     """

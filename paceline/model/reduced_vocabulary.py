@@ -71,7 +71,7 @@ class ReducedLMHead(StateReader):
 
 
 def spread(reduced: Tensor, token_ids: Tensor, vocab_size: int) -> Tensor:
-    """Expand reduced logits to [..., vocab]; other tokens get probability 0.
+    """Expand reduced logits to [..., vocab]; other tokens have probability 0.
 
     Args:
         reduced: Logits for the reduced vocabulary, [..., kept].

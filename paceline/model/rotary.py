@@ -143,7 +143,7 @@ def same_rotary_frequencies(request: Request, other: Request, switches: tuple[in
 
 
 def cut_at_switch(tree: DraftTree, request: Request, switch: int) -> DraftTree:
-    """Remove the nodes that would extend a text beyond `switch` tokens from a tree.
+    """Remove from a tree the nodes that would extend its text beyond `switch` tokens.
 
     Beyond this length, the rotary frequencies change, so these nodes would require different keys
     for the preceding text.
@@ -171,7 +171,7 @@ def is_length_dependent(module: nn.Module) -> bool:
 def use_token_frequencies(twin: nn.Module, lengths: TextLengths) -> None:
     """Make a copied rotary embedding select the frequencies for each token separately.
 
-    The function also gives the copy separate buffers, which no other code changes.
+    The copy also receives separate buffers, which no other code changes.
 
     Args:
         twin: Copy of the model's rotary embedding.

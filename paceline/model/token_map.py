@@ -30,7 +30,7 @@ class TokenMap:
 
     Attributes:
         target_ids: The target's ids of the shared tokens, [common], ascending.
-        draft_ids: The draft model's ids of the shared tokens, in the order of `target_ids`,
+        draft_ids: The draft model's ids of the shared tokens, ordered as in `target_ids`,
             [common].
         target_rows: Number of rows in the target's LM head.
         read_as: For each of the target's ids, the input id that the draft model receives instead,
@@ -51,7 +51,7 @@ class TokenMap:
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
         """Return the draft model's logits, indexed by the target's token ids.
 
-        Token ids that the models do not share get probability 0.
+        Token ids that the models do not share have probability 0.
 
         Args:
             logits: Logits, [..., rows of the draft model's LM head].

@@ -46,7 +46,7 @@ class SharedVocabulary:
     def logits(self, logits: Tensor, num_reduced: int | None = None) -> Tensor:
         """Return the draft model's logits, indexed by the target's token ids.
 
-        Token ids that the models do not share get probability 0.
+        Token ids that the models do not share have probability 0.
 
         Args:
             logits: Logits, [..., rows of the draft model's LM head] or [..., size of the reduced

@@ -16,7 +16,8 @@ from paceline.backend.packed_weight import PackedWeight
 def packed_formats(model: PreTrainedModel) -> tuple[str, ...]:
     """Return the block formats of a model's packed weights, the most frequent first.
 
-    Formats are ordered by their number of parameters. Without packed weights, the result is empty.
+    Formats are ordered by their number of parameters. If no weights are packed, the result is
+    empty.
     """
     counts: Counter[str] = Counter()
     for weight in model.parameters():

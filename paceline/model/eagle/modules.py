@@ -39,8 +39,8 @@ class TargetStateEmbedding(StateReader):
         embedding: Size of the target's embedding vectors.
         states: Size of the target's hidden states.
         hidden: Hidden size of the draft model.
-        layers: Indices of middle layers whose inputs the draft model also reads, as counted in the
-            target that it was trained for.
+        layers: Indices of middle layers whose inputs the draft model also reads. The indices refer
+            to the target used in training.
     Attributes:
         layers: Indices of these layers in the attached target.
         token_scale: Factor that scales the target's embeddings to a size of about 1, [1].

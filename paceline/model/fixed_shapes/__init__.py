@@ -1,1 +1,1 @@
-"""Run decode passes in a few fixed shapes, on CUDA as captured graphs."""
+"""Run decode passes in a few fixed shapes, with captured graphs on CUDA."""

@@ -14,8 +14,8 @@ class MaskBuilder:
     """Builds the masks for one fixed shape (bucket) without waiting for the device.
 
     Args:
-        shape: Number of rows in the bucket, columns per row, and cache positions that attention
-            reads.
+        shape: Number of rows in the bucket, number of columns per row, and number of cache
+            positions that attention reads.
         groups: Number of query heads per key head.
         dtype: Data type of the masks.
         device: Device of the masks.
@@ -79,7 +79,7 @@ def key_positions(inputs: BucketTensors) -> Tensor:
     Args:
         inputs: Inputs of the forward pass.
     Returns:
-        Text positions in the order of the cache positions, int64 [rows, columns].
+        Text positions, ordered by cache position, int64 [rows, columns].
     """
     rows, columns = inputs.positions.shape
     # The scatter sends the positions of columns without a token to an extra column, which is then

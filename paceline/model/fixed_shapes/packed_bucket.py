@@ -117,7 +117,7 @@ def _no_metadata() -> AttentionMetadata:
 
 
 def _no_ranges(queries: int) -> VisibleRanges:
-    """Return empty visible ranges: none of the queries sees a key."""
+    """Return empty visible ranges: no query sees any key."""
     begin = np.zeros(queries + 1, dtype=np.int64)
     starts = np.array([0, queries])
     return VisibleRanges(np.empty(0, dtype=RUN), begin, starts, queries, packed=True)

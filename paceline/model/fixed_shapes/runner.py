@@ -29,7 +29,7 @@ from paceline.model.ragged_batch import RaggedBatch
 
 
 class FixedShapeRunner:
-    """Runs a model's decode passes in fixed shapes, on CUDA as captured graphs.
+    """Runs a model's decode passes in fixed shapes, with captured graphs on CUDA.
 
     Args:
         model: The transformers model.
@@ -175,7 +175,8 @@ def fixed_shape_runner(
 ) -> FixedShapeRunner | None:
     """Return a runner for a model, or None if the model cannot run with fixed shapes.
 
-    Recurrent layers cannot, because their passes depend on the number of each row's tokens.
+    Models with recurrent layers cannot, because their operations depend on the number of tokens in
+    each row.
 
     Args:
         model: The transformers model.

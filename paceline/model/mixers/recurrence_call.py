@@ -210,7 +210,7 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the rows (tokens) of each tensor that the state update may read.
+        """Select, from each tensor, the rows (tokens) that the state update may read.
 
         In a batch with many tokens per request (`_is_wide`), these are only the tree nodes.
         """

@@ -84,9 +84,9 @@ class UpstreamMixer:
         """Process the pending tokens, in groups of requests with equal token counts.
 
         Returns:
-            Two values. The first contains the states after the pending tokens by name, each
-            [requests, ...]. The second contains a pair per call of the module: the columns that the
-            call processed, [rows, columns], and their outputs, [rows, columns, hidden].
+            Two values. The first maps state names to the states after the pending tokens, each
+            [requests, ...]. The second contains one pair for each call of the module: the columns
+            that the call processed, [rows, columns], and their outputs, [rows, columns, hidden].
         """
         device = flat.device
         order: list[IntArray] = []
@@ -147,7 +147,7 @@ def clamps_prompts(module: nn.Module) -> bool:
 
 
 def ignores_states(module: nn.Module) -> bool:
-    """Return whether a recurrent mixer ignores its state when it gets several tokens.
+    """Return whether a recurrent mixer ignores its state if given several tokens.
 
     This is the case for transformers' selective scan (Mamba-1), which has no argument for a state.
     """
