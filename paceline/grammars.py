@@ -105,8 +105,8 @@ class Grammar:
     """A logits processor that allows only tokens that the grammar permits next.
 
     Each object constrains one answer. The token ids in the first call are the prompt. `LLM` copies
-    the grammar for each request. The method `generate` of transformers does not, so give each call
-    of `generate` a new copy and a single prompt.
+    the grammar for each request. The method `generate` of transformers does not copy it, so pass a
+    new copy and a single prompt to each call.
     """
 
     def __init__(self, template: LLMatcher, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Compute mixtures of experts with a backend's matrix products, expert by expert.
+"""Compute mixture-of-experts layers with a backend, expert by expert.
 
 transformers computes the products of all experts together (grouped). The rounding of a row's result
 then depends on how many rows share the row's expert. With this module, the backend instead computes

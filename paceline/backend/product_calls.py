@@ -18,7 +18,7 @@ from paceline.backend.settings import SIZE_MULTIPLE
 
 
 class PaddedLinearOverride(ForwardOverride):
-    """Pads rows and weight to sizes that the backend's matrix product supports."""
+    """Pads the rows and the weight to sizes that the backend's product supports."""
 
     __slots__ = ()
 

@@ -35,7 +35,7 @@ class Convolution(NamedTuple):
 class GatedTokens(NamedTuple):
     """Inputs of a recurrence with one state matrix per head.
 
-    The inputs have the dtype of the states, except where another dtype is given.
+    The inputs have the dtype of the states, unless another dtype is specified.
 
     The state becomes S = decay * S + key (x) update, where (x) is the outer product. A token's
     output is the product of its query and its state. Without the delta rule, update = gain * value.
@@ -65,7 +65,7 @@ class GatedTokens(NamedTuple):
 class ScanTokens(NamedTuple):
     """Inputs of a selective scan with one state vector per channel.
 
-    The inputs have the dtype of the states, except where another dtype is given.
+    The inputs have the dtype of the states, unless another dtype is specified.
 
     The state becomes S = exp(step * rate) * S + key (x) (step * value), where (x) is the outer
     product.

@@ -102,7 +102,7 @@ class Datastore:
     def refresh(self) -> bool:
         """Open shards that other writers have committed; return whether there were any.
 
-        If nothing has changed, the call takes microseconds.
+        If nothing has changed, the call returns within microseconds.
 
         Raises:
             DatastoreError: The store is damaged, or was replaced by a store with a different

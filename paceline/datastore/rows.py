@@ -1,6 +1,6 @@
 """Read a shard in compiled code, checking every page before its first use.
 
-For example, take the documents (3 1 2) and (1 2), with the separator 9:
+For example, consider the documents (3 1 2) and (1 2), with the separator 9:
 
     text: 3 1 2 9 1 2 9, so text_size is 7.
     suffix_array: 1 4 2 5 0, so suffix_count is 5.

@@ -27,8 +27,8 @@ class Snapshot:
     Args:
         path: Folder of the store, for error messages.
         shards: Shards of the store.
-        ids_below: Upper bound (exclusive) on token ids. Searches end a document before the first
-            token id that is not below the bound. Default 0: no bound.
+        ids_below: Upper bound (exclusive) on token ids. In searches, a document ends before its
+            first token id that is not below the bound. Default 0: no bound.
     Attributes:
         table: SHARD records for the functions in `paceline.datastore.search`, [shards]; valid as
             long as the snapshot exists.

@@ -121,7 +121,7 @@ class CachedRequests(TargetBase):
         self.slots.free(request)
 
     def clear_after(self, request: Request) -> None:
-        """Fill the part of a request's slot after the cached tokens with zeros."""
+        """Fill a request's slot with zeros beyond the cached tokens."""
         # Attention multiplies masked values by 0, which does not remove NaNs.
         if request.slot >= 0:
             self._cache.clear(request.slot, request.cached)
@@ -285,9 +285,9 @@ class CachedRequests(TargetBase):
 def _stores_per_block(model: PreTrainedModel) -> int:
     """Return how many stores of a model's cache share one tensor.
 
-    A store holds the keys or the values of one layer. On CUDA, all stores share one tensor if they
-    have the same shape. Moving cache positions then takes two operations in total, instead of two
-    per store.
+    A store contains the keys or the values of one layer. On CUDA, all stores share one tensor if
+    they have the same shape. The cache then moves positions with two operations in total, instead
+    of two per store.
     """
     config = model.config.get_text_config(decoder=True)
     shapes = key_shapes(config)

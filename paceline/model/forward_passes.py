@@ -95,8 +95,8 @@ class ForwardPasses(CachedRequests):
 
         Args:
             requests: Open requests with at least one pending token each.
-            trees: One draft tree per request. The tree must be empty if the request has more
-                pending tokens than one prefill chunk.
+            trees: One draft tree per request. The tree must be empty if the request's pending
+                tokens exceed one prefill chunk.
             prefill_chunk: Maximum number of pending tokens per request; None means the model's
                 `prefill_chunk`.
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the

@@ -51,7 +51,7 @@ def described(files: Sequence[Path]) -> Path:
     """Return a cached folder with a model's configuration, tokenizer and tensor list.
 
     Args:
-        files: The model's GGUF files; the first one holds the metadata.
+        files: The model's GGUF files; the first one contains the metadata.
     Raises:
         ConfigError: A file is damaged or has an unsupported format. Also raised if a package is
             missing or the cache cannot be written.
@@ -122,7 +122,7 @@ def describe(files: Sequence[Path], folder: Path) -> dict[str, Any]:
     The contents are the configuration, the tokenizer and the tensor table.
 
     Args:
-        files: The model's GGUF files; the first one holds the metadata.
+        files: The model's GGUF files; the first one contains the metadata.
         folder: Empty folder, which becomes an entry of the cache.
     Raises:
         ConfigError: A file is damaged, the model is not a decoder, or a package is missing.

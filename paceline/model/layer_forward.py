@@ -1,10 +1,11 @@
 """Run each decoder layer of a `ModelView` in one compiled call.
 
 A `ModelView` is a copy of a model that shares the model's weights. In a decoding step with few
-rows, the overhead of calling a layer's modules one by one takes as long as the matrix products. A
-backend may instead compute a whole layer in one call (`Backend.decoder_layers`), with bit-identical
-results. In its first eligible forward pass, every layer runs both the modules and the single call.
-If the results of any layer differ, all layers of the view run only their modules from then on.
+rows, the overhead of separate module calls is as large as the time for the matrix products. A
+backend may instead compute a whole layer in one call (`Backend.decoder_layers`), with
+bit-identical results. In its first eligible forward pass, every layer runs both the modules and
+the single call. If the results of any layer differ, all layers of the view run only their modules
+from then on.
 """
 
 from __future__ import annotations

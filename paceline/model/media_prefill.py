@@ -55,8 +55,8 @@ class Prefilled:
     Attributes:
         logits: Logits of all columns or of the last one, [rows, columns, vocab].
         cache: Keys and values of all tokens.
-        offsets: Position offset of each row: the number added to the index of a later token to get
-            the token's position.
+        offsets: Position offset of each row: the position of any later token minus the token's
+            index.
         recurrent: Recurrent states before the last token of each row; None if the model has no
             recurrent states.
     """
@@ -278,9 +278,9 @@ def _copy_flags(source: nn.Module, target: nn.Module) -> None:
 def _offsets(module: Any, inputs: dict[str, Any], first: IntArray) -> list[int]:
     """Return the position offset of each row after the forward pass.
 
-    The offset is the number added to the index of a later token to get the token's position. As in
-    `generate`, the position of the prompt's last token determines the offset. The model's own
-    offset (`rope_deltas`) continues after the largest position, which may belong to a video.
+    The offset is the position of any later token minus the token's index. As in `generate`, the
+    position of the prompt's last token determines the offset. The model's own offset
+    (`rope_deltas`) continues after the largest position, which may belong to a video.
 
     Args:
         module: View that has run the forward pass.

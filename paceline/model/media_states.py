@@ -18,8 +18,8 @@ from paceline.model.mixers.seam import RecurrentPass
 class RecurrentPrefill:
     """Manages recurrent states in one forward pass of the model over whole prompts.
 
-    The states cover each prompt except its last token. The model's logits for the last token serve
-    to check the logits that paceline computes.
+    The states cover each prompt except its last token. The model's logits for the last token are
+    compared with the logits that paceline computes.
 
     Args:
         kinds: Kind of recurrent state in each recurrent layer, by layer index.

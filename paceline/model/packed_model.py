@@ -223,7 +223,7 @@ def are_packable_experts(module: nn.Module) -> bool:
 
 
 def _pack(blocks: Tensor, entry: TensorEntry, order: Tensor | None) -> Tensor:
-    """Return a packed weight, or a plain tensor if the file holds bfloat16 values."""
+    """Return a packed weight, or a plain tensor if the file has bfloat16 values."""
     block_format = BLOCK_FORMATS[entry.type_id]
     if block_format is not BF16:
         return PackedWeight(blocks, block_format, entry.shape[-1], order)

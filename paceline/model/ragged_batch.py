@@ -87,7 +87,7 @@ class RaggedBatch:
         Args:
             visible_ranges: Ranges of keys that each query sees, by the memory address of a
                 placeholder mask; see `AttentionMetadata`.
-            key_rows: Row of the key tensor that holds each request's first key, [requests].
+            key_rows: Row of the key tensor at which each request's keys begin, [requests].
                 Default: 0, 1, 2, ...
         """
         return AttentionMetadata(

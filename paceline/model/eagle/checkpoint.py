@@ -2,8 +2,9 @@
 
 These draft models place Llama layers between the target's embedding and LM head.
 
-In a draft model's folder, `config.json` names the target, and `model.safetensors` holds the weights
-of the draft layers. `kept_tokens.json` lists the token ids of the reduced draft vocabulary.
+In a draft model's folder, `config.json` names the target, and `model.safetensors` contains the
+weights of the draft layers. `kept_tokens.json` lists the token ids of the reduced draft
+vocabulary.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def build(config: LlamaConfig, token_ids: list[int]) -> PreTrainedModel:
 
 
 def is_reading(folder: str) -> bool:
-    """Return True if a folder holds an EAGLE-style draft model."""
+    """Return True if a folder contains an EAGLE-style draft model."""
     path = Path(folder) / _CONFIG
     try:
         return path.is_file() and READS in parse_json(path.read_bytes())

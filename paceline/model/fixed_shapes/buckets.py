@@ -53,7 +53,7 @@ def padded_bucket(
 
     Args:
         layout: Padded batch.
-        cache: KV cache, prepared to write the tokens of this batch.
+        cache: KV cache, prepared for the tokens of this batch.
         reads_lengths: Whether attention reads text lengths from device memory instead of using a
             mask.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
@@ -89,7 +89,7 @@ def packed_bucket(
 
     Args:
         packing: Packed batch.
-        cache: KV cache, prepared to write the tokens of this batch.
+        cache: KV cache, prepared for the tokens of this batch.
         fixed_rows: Number of rows in every matrix product. The number of tokens in the bucket is a
             multiple of `fixed_rows`.
         reduced_logits: Whether the LM head returns logits of the reduced vocabulary only.
