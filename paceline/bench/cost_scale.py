@@ -56,9 +56,9 @@ def enlarge(model: PreTrainedModel, width: int, layers: int, seed: int = 0) -> P
 
     Args:
         model: Model with the Llama architecture, which is not modified.
-        width: New hidden size. Heads, key-value heads and the feed-forward size grow in proportion;
-            the size of each head does not change. If `width` is the original hidden size times a
-            power of 4, the rescaled norm weights are exact in any dtype.
+        width: New hidden size. The numbers of heads and key-value heads and the feed-forward size
+            grow in proportion; the size of each head does not change. If `width` is the original
+            hidden size times a power of 4, the rescaled norm weights are exact in any dtype.
         layers: New number of layers. The added layers are spread among the original layers, and do
             not change the result.
         seed: Random seed for the added weights. They take part in matrix products, but zero weights
@@ -197,8 +197,8 @@ def _fill_linear(
         original: Layer of the original model.
         own: Whether to copy the original weights into the first rows and columns.
         writes: Whether the layer writes to the residual stream. If so, the added weights are 0.
-        normal: Function that returns random weights with a given shape and a tensor's standard
-            deviation.
+        normal: Function of a shape and a tensor. It returns random weights that have this shape
+            and the standard deviation of the tensor.
     """
     rows, columns = original.weight.shape
     if writes:

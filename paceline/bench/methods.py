@@ -77,7 +77,7 @@ class Paceline:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Return whether answers match plain decoding bit for bit, and why."""
+        """Return whether answers equal those of plain decoding bit for bit, and why."""
         return Guarantee(self._llm.invariance.on, self._llm.invariance.reason)
 
     def reset(self) -> None:
@@ -162,7 +162,10 @@ class Transformers:
 
 
 class Continuous(Transformers):
-    """Answers with `model.generate_batch` (continuous batching), one cache per call."""
+    """Answers with `model.generate_batch` (continuous batching).
+
+    Each call creates a new cache.
+    """
 
     def prepare(self, prompts: list[list[int]], max_new_tokens: int) -> Callable[[], Any]:
         """Choose the cache size, and return a function that calls `generate_batch`."""

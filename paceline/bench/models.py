@@ -189,7 +189,7 @@ def describe_weights(model: LoadedModel, name: str) -> str:
 
 
 def _transformers_target(config: BenchConfig, model: LoadedModel) -> tuple[LoadedModel, str]:
-    """Return the target model of the baselines, and a phrase about its weights."""
+    """Return the baselines' target model, and a short description of its weights."""
     has_baselines = config.skipped().keys() < set(config.baselines)
     if not isinstance(model, PreTrainedModel) or not (has_baselines and packed_formats(model)):
         return model, ""

@@ -61,9 +61,9 @@ class Lockstep:
         return over if self._ranks is None else bool(self._ranks.first(over))
 
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
-        """Replace the query-token counts by those of the busiest rank (process).
+        """Replace the query-token counts with those of the busiest rank (process).
 
-        Only the counts of drafters whose trees the ranks share are replaced.
+        Only drafters whose trees the ranks share are affected.
         """
         for spec in self._shared:
             stats = [

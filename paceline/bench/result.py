@@ -20,7 +20,7 @@ class MethodFigures:
         method: Name of the method.
         answers: Number of answers.
         new_tokens: Number of tokens in the answers.
-        seconds: Wall-clock time of the answers.
+        seconds: Total wall-clock time of the method's calls, in seconds.
         tokens_per_second: Total number of new tokens / total time in seconds.
         speedup: Ratio of `tokens_per_second` to that of the baseline.
         speedup_median: Median of the speed-ups on the individual prompts or batches.
@@ -123,7 +123,7 @@ class BenchResult:
     def figures(self, category: str | None = None) -> list[MethodFigures]:
         """Return the figures for all methods, over all prompts or one category.
 
-        The time of a batch with prompts from several categories counts towards none of them.
+        The time of a batch with prompts from several categories counts towards no category.
         """
         return [self._figures(method, category) for method in self.methods]
 

@@ -103,7 +103,7 @@ def run_bench(
 
 
 class _BenchRun:
-    """Measures all methods on every prompt or batch, in rotating order."""
+    """Measures all methods on every prompt or batch, rotating the methods' order."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ class TimedCall:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """A guarantee that a drafter's answers are bit-identical to plain decoding.
+    """A guarantee that a drafter's answers equal those of plain decoding bit for bit.
 
     Attributes:
         on: Whether the guarantee holds in every batch (`LLM.invariance`).

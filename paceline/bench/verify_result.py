@@ -40,8 +40,8 @@ class Difference:
     Attributes:
         prompt: Id of the prompt.
         position: Index of the first differing token in the answer.
-        tokens: Token of the answer without drafts and token of the answer with drafts, at
-            `position`; None for an answer that has already ended.
+        tokens: The tokens at `position`: first the token without drafts, then the token with
+            drafts. None stands for an answer that has already ended.
         texts: Both tokens as text.
         plain: Logits of both tokens in decoding without drafts.
         drafted: Logits of both tokens in decoding with drafts.

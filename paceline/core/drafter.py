@@ -74,8 +74,8 @@ class Outcome:
             sets `top_k`.
         logprobs: For each new token, a dictionary from token ids to log-probabilities, most likely
             first; None if the request does not ask for log-probabilities.
-        head_draft: Draft tree from the hidden-state draft head for the tokens after the newest
-            token, if the drafter requested it (`num_head_tokens`).
+        head_draft: Draft tree for the tokens after the newest token, from the draft head that
+            reads hidden states. None unless the drafter requested such a tree (`num_head_tokens`).
         unclean: Whether the target's logits were NaN or infinite after at least one node;
             `target_argmax` is 0 after such nodes.
     """
@@ -119,7 +119,8 @@ class Drafter:
         draft_head: File with a trained hidden-state draft head, which drafts the tokens that
             `num_head_tokens` requests; None selects the model's default head.
         needs_draft_model: Class attribute: whether `build` requires a draft model.
-        takes_draft_model: Class attribute: whether `build` can use a draft model but needs none.
+        takes_draft_model: Class attribute: whether `build` can use a draft model but does not
+            require one.
         needs_trained: Class attribute: whether the drafter needs a file that was trained or built
             for the models in use.
         needs_store: Class attribute: whether the option `datastore` must name a token store.

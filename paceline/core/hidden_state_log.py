@@ -48,8 +48,8 @@ class HiddenStateLog:
         """Return the recorded states for tokens `begin` to `end` - 1.
 
         Returns:
-            Text position of the first of these tokens whose states are recorded, and the recorded
-            states, [n, 1 + layers, hidden].
+            Text position of the first token in this range that has recorded states, and all
+            recorded states in the range, [n, 1 + layers, hidden].
         """
         begin, end = max(begin, self.first), min(end, self.last)
         return begin, self._rows[begin - self._base : max(begin, end) - self._base]

@@ -12,8 +12,9 @@ class Origin(IntEnum):
         TARGET: Chosen by the target; not a draft token.
         DRAFT: Proposed by a drafter that does not name a source.
         PROMPT: Copied from the prompt, where the token follows a match of the newest tokens.
-        OUTPUT: Copied from the answer so far, where the token follows such a match.
-        DATASTORE: Copied from a datastore, where the token follows such a match.
+        OUTPUT: Copied from the answer so far, where the token follows a match of the newest
+            tokens.
+        DATASTORE: Copied from a datastore, where the token follows a match of the newest tokens.
         RECYCLED: Taken from the cache of the target's top tokens (Token Recycling).
         WINDOW: Taken from a lookahead window, in which the target predicts later positions.
         POOL: Taken from a pool of n-grams from earlier steps or answers.

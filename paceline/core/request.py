@@ -116,7 +116,7 @@ class Request:
 
     @property
     def pending(self) -> int:
-        """Number of uncached tokens: 1 in decoding, the rest of the prompt in prefill."""
+        """Number of uncached tokens: 1 in decoding; in prefill, the rest of the prompt."""
         return len(self.token_ids) - self.cached
 
     def ends_prefill(self, prefill_chunk: int) -> bool:

@@ -52,9 +52,9 @@ class SamplingParams:
             last token of the answer.
         logit_bias: Value to add to the logit of each listed token id; from -100 to 100. Default:
             none.
-        bad_words: Words or lists of token ids that the answer must not contain. A word is banned at
-            the start of the text and after a space. If the answer ends with all tokens of an entry
-            except the last, the entry's last token cannot come next.
+        bad_words: Words or lists of token ids that the answer must not contain. A word is banned
+            at the start of the text and after a space. If the answer ends with all but the last
+            token of a banned word or list, that last token cannot come next.
         logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores float32
             [1, vocab]) -> scores [1, vocab]. For each new token, all processors run once, in order,
             on the prompt and the answer before that token. Each answer gets a shallow copy of every

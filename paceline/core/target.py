@@ -246,7 +246,7 @@ class Target(Protocol):
         """Drop a request's cache from position `length` onwards."""
 
     def clear_after(self, request: Request) -> None:
-        """Overwrite a request's slot with zeros after the cached tokens."""
+        """Set the part of a request's slot that follows the cached tokens to zero."""
 
     def undo(self, request: Request, length: int) -> None:
         """After a failed step, drop a request's cache beyond its first `length` tokens."""
@@ -255,7 +255,7 @@ class Target(Protocol):
         """Return the part of a draft tree that the model can verify for the request."""
 
     def restart_if_due(self, request: Request) -> None:
-        """Drop a request's cache if its new length changes the rotary frequencies."""
+        """Drop a request's cache if the text's new length changes the rotary frequencies."""
 
     def shares_prefix(self, request: Request, other: Request) -> bool:
         """Return True if two requests have the same keys and values for a common prefix."""

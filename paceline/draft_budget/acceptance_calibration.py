@@ -115,8 +115,8 @@ def add_path_probabilities(
     Args:
         calibration: Counts of the drafter.
         trees: Trees of the drafter.
-        gains: Sums to which the function adds, [1 + nodes of the largest tree]. Entry 1 + i sums
-            over node i of all trees.
+        gains: Running sums, updated in place, [1 + nodes of the largest tree]. Entry 1 + i is the
+            sum for node i over all trees.
     """
     paths = np.empty(len(trees.parents))
     _fill_path_probabilities(calibration, trees, paths)

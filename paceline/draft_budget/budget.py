@@ -114,7 +114,7 @@ class DraftBudget:
     ) -> list[BudgetedDrafts]:
         """Cut a step's trees to the nodes that save time.
 
-        Trees without confidences and sampled trees are left unchanged.
+        Sampled trees, and trees without confidences, are left unchanged.
 
         Args:
             drafts: Drafts of the step.

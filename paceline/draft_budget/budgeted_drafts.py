@@ -16,7 +16,7 @@ from paceline.draft_budget.drafts import DrafterState, Drafts
 
 
 class BudgetedDrafts:
-    """The drafts of one drafter in a step, whose trees the draft budget may cut.
+    """One drafter's drafts in a step; the draft budget may cut their trees.
 
     Args:
         proposed: The drafts as the drafter proposed them.
@@ -46,7 +46,7 @@ class BudgetedDrafts:
 
     @property
     def cut_drafts(self) -> Drafts:
-        """Return the drafts with the cut trees, which the target verifies."""
+        """Return the drafts, with their trees cut to the nodes that the target verifies."""
         proposed = self.proposed
         return Drafts(proposed.batch, proposed.ready, self.trees, proposed.draft_seconds)
 

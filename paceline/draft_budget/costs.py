@@ -85,9 +85,10 @@ class Costs:
 
         Args:
             seconds: Expected duration of the steps since the previous call, in seconds.
-            is_confirmed: Function that returns whether measured steps confirm the curve. If so,
-                and if nothing disturbed the measurement of a curve from disk, the curve's first
-                check runs no forward passes. The default returns False.
+            is_confirmed: Function that returns whether measured steps confirm the curve. Called
+                only for the first check of a curve from disk, and only if nothing disturbed the
+                measurement of the curve. If the result is True, the check runs no forward passes.
+                The default returns False.
         Returns:
             Whether a new curve replaced the old one.
         """

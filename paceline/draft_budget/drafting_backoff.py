@@ -14,7 +14,7 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class DraftingBackoff:
-    """Lets a drafter draft while it is no slower than plain decoding.
+    """Lets a drafter draft unless its drafts make decoding slower than plain decoding.
 
     The back-off judges a drafter by the token counts and the durations of whole steps. In contrast,
     `DraftModelGate` applies to drafters with several sources. It judges only the draft model, by
@@ -67,7 +67,7 @@ class DraftingBackoff:
 
         Args:
             tokens: Number of new tokens per request.
-            cost: Duration of the step, in multiples of a step without drafts.
+            cost: Duration of the step, as a multiple of the duration of a step without drafts.
             num_requests: Number of requests that drafted; default 1.
         """
         self._burst.add(tokens, cost)

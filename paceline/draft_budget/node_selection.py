@@ -179,7 +179,7 @@ class RaggedSelector(NodeSelector):
     def entry_units(self, drafts: BudgetedDrafts) -> IntArray:
         """Return each node's rank by path probability.
 
-        The nodes of trees that cannot be cut have the first ranks.
+        The nodes of trees that cannot be cut rank before all other nodes.
         """
         assert drafts.flat is not None, "trees that may be cut"
         ranks = np.empty_like(self._order)

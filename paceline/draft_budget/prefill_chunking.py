@@ -7,7 +7,7 @@ from paceline.draft_budget.settings import DEFAULTS, DraftBudgetSettings
 
 
 class PrefillChunkController:
-    """Chooses the size of prefill chunks by the measured speed of forward passes.
+    """Chooses the size of prefill chunks from the measured speed of forward passes.
 
     Args:
         max_tokens: Largest chunk, in tokens.

@@ -28,7 +28,7 @@ class RetryPause:
         return False
 
     def start(self, factor: int = 1) -> None:
-        """Start a pause until the next trial; the pause after it will be twice as long.
+        """Start a pause until the next trial, and make the following pause twice as long.
 
         Args:
             factor: Factor by which this pause is lengthened; at least 1.

@@ -82,11 +82,11 @@ class DraftBudgetSettings:
         min_chunk_tokens: Prefill chunks: smallest chunk, in tokens; at least 1.
         prefill_rate: Prefill chunks: weight of the newest step in the average durations of a decode
             step and of a prompt token; in (0, 1].
-        measured_rows: Cost curve: numbers of rows in the forward passes to time, in this order; the
-            first is 1. CPU kernels process blocks of 4 or 16 rows, so the list also contains counts
-            of one row more than full blocks. For a slow model, only the first counts in the list
-            are timed. These counts are far apart, because the times of a few rows cannot predict
-            the cost of a wide tree.
+        measured_rows: Cost curve: numbers of rows in the forward passes to time, in this order;
+            the first is 1. CPU kernels process blocks of 4 or 16 rows, so the list also contains
+            row counts that exceed a multiple of the block size by one. For a slow model, only the
+            first counts in the list are timed. These counts are far apart, because the times of a
+            few rows cannot predict the cost of a wide tree.
         measured_rows_long: Cost curve: row counts that are also timed after a long text.
         planned_rounds: Cost curve: number of times that each row count should be measured within
             the time limit; at least 1.

@@ -68,7 +68,7 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def _run_portion(self) -> None:
-        """Run the next portion of the default head's fit, if any is left.
+        """Run the next portion of fitting the default head, if any portion is left.
 
         Drafters that specify no file use the default head.
         """

@@ -108,7 +108,8 @@ class DraftHead:
 
         Args:
             outcomes: Outcomes of the step.
-            logits: Logits and hidden states of the step, with rows in the order of `outcomes`.
+            logits: Logits and hidden states of the step, with the rows in the same order as
+                `outcomes`.
             levels: Maximum depth of a draft tree, in tokens.
         Returns:
             The pending computation, whose result is the list of draft trees.

@@ -46,7 +46,8 @@ class FitSettings:
             is fitted.
         max_seconds: Time limit in seconds, after which no new forward pass starts.
         ridge: Ridge penalty, expressed as a number of additional pairs per input dimension. In
-            these pairs, this dimension has average size, all others are 0, and the next state is 0.
+            each additional pair, one dimension has its average size; all other dimensions and the
+            next state are 0.
         num_token_ids: Size of the reduced draft vocabulary, which consists of the lowest ids. Most
             tokenizers number their tokens in merge order, so low ids are frequent tokens.
     """

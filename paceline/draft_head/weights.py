@@ -87,7 +87,7 @@ class Weights:
         )
 
     def limited_to(self, num_token_ids: int) -> Weights:
-        """Remove all token ids from `num_token_ids` upwards from the draft vocabulary.
+        """Remove all token ids except 0 to `num_token_ids` - 1 from the draft vocabulary.
 
         The head may have been trained for a model whose LM head has more padding rows.
         """

@@ -1,8 +1,8 @@
 """Measure the cost of batch invariance in forward passes and matrix products.
 
-The module times calls with and without batch invariance alternately. Other programs can only slow
-a call down, so only the fastest repeat of each call counts. The spread of the repeats shows how
-reliable the result is.
+The timed calls alternate between batch-invariant and ordinary computation. Other programs can only
+slow a call down, so only the fastest repeat of each call counts. The spread of the repeats shows
+how reliable the result is.
 """
 
 from __future__ import annotations

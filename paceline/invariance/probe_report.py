@@ -49,7 +49,8 @@ class ProbeReport:
             fixed.
         whole_cost: Measured time of a forward pass over one row with cached text, divided by the
             time of the same pass without batch invariance.
-        usual_seconds: Measured time of this pass without batch invariance, in seconds.
+        usual_seconds: Measured time of a forward pass over one row with cached text, without batch
+            invariance, in seconds.
         conditions: Conditions of the measurement that other programs disturbed most; None if
             nothing was measured.
     """

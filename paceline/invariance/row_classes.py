@@ -1,4 +1,4 @@
-"""Find ranges of row counts within which a row's result does not change by a bit.
+"""Find ranges of row counts within which a row's result is bit-identical.
 
 The number of rows in a matrix product determines the kernel, and the kernel determines the order of
 the sums. An activation function computes the last elements of a tensor with a different routine. A
@@ -121,7 +121,7 @@ def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tens
 
     The computed product then consists only of rounding errors. A different order of summation
     changes the bits of 40 % to 90 % of the product's elements, even in half precision. In an
-    ordinary product, rounding hides the order in all but one in 10^5 elements.
+    ordinary product, rounding hides the effect of the order in all but one of 10^5 elements.
 
     Args:
         weight: Weight [out, in]. The returned weight has the same strides and alignment, which

@@ -13,7 +13,7 @@ from paceline.invariance.row_modules import RowModule, counts_for, num_weights
 
 @dataclass(slots=True)
 class RowExperts(RowModule):
-    """A module of experts; the scores in each row determine which experts process it.
+    """A module of experts; each row's scores select the experts that process the row.
 
     The test for batch invariance calls the module on random rows. A row contains the module's
     inputs, followed by the scores of all experts. A few columns of the random rows have large

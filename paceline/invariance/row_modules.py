@@ -139,7 +139,7 @@ class RowModule:
 
 
 def num_weights(module: nn.Module) -> int:
-    """Return the number of weights in a module, without those of its submodules."""
+    """Return the number of weights in a module, not counting those of its submodules."""
     return sum(weight.numel() for weight in module.parameters(recurse=False))
 
 
@@ -153,7 +153,7 @@ def counts_for(num_weights: int) -> tuple[int, ...]:
 def _twin_of(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """Return a copy of a module that uses other tensors, and shares everything else.
 
-    `tensors` contains the replaced parameters by name. The module itself does not change.
+    `tensors` contains the new parameters by name. The module itself does not change.
     """
     twin: nn.Module = module.__class__.__new__(module.__class__)
     own = vars(twin)

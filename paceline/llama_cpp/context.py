@@ -156,15 +156,15 @@ class Context:
         self._library.memory_clear(self._memory, False)
 
     def remove(self, sequence: int, start: int = -1, end: int = -1) -> bool:
-        """Remove positions `start` to `end` of a sequence; return False if it failed."""
+        """Remove positions `start` to `end` of a sequence; return False on failure."""
         return bool(self._library.memory_seq_rm(self._memory, sequence, start, end))
 
     def first_position(self, sequence: int) -> int:
-        """Return the smallest position of a sequence in the cache; -1 if it is empty."""
+        """Return a sequence's smallest cached position; -1 if the sequence is empty."""
         return int(self._library.memory_seq_pos_min(self._memory, sequence))
 
     def last_position(self, sequence: int) -> int:
-        """Return the largest position of a sequence in the cache; -1 if it is empty."""
+        """Return a sequence's largest cached position; -1 if the sequence is empty."""
         return int(self._library.memory_seq_pos_max(self._memory, sequence))
 
     def read(self, sequence: int) -> bytes:

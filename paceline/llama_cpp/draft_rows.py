@@ -97,7 +97,7 @@ def _assign(
 ) -> tuple[list[int], list[int], list[list[int]]]:
     """Assign a llama.cpp sequence to each leaf of a tree and to the leaf's ancestors.
 
-    The first leaf gets `sequence`, the request's own sequence. The other leaves get `spare`,
+    The first leaf uses `sequence`, the request's own sequence. The other leaves use `spare`,
     `spare` + 1, and so on.
 
     Returns:

@@ -13,7 +13,7 @@ from paceline.llama_cpp.settings import MAX_SEQUENCES
 
 @dataclass(slots=True)
 class NoCheckpoints:
-    """An empty collection of state checkpoints, which llama.cpp targets use.
+    """An empty collection of state checkpoints, for targets that run in llama.cpp.
 
     Attributes:
         max_bytes: Memory limit for checkpoints, in bytes; not used.

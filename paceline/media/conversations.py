@@ -77,7 +77,7 @@ def _read(
 
 
 def _media_of(messages: Sequence[Message]) -> dict[str, list[Any]]:
-    """Return a conversation's images, videos and audio by kind, in their order."""
+    """Group a conversation's images, videos and audio by kind, in order of appearance."""
     media: dict[str, list[Any]] = {}
     for message in messages:
         for part in message["content"] if isinstance(message["content"], list) else ():

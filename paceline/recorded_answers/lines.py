@@ -59,7 +59,8 @@ def checked_lines(path: Path) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Verify the lines of a file of recorded answers, and yield each complete line.
 
     Yields:
-        JSON values of the line, its checksum, and the offset of its end in the file, in bytes.
+        JSON values of the line, the line's checksum, and the byte offset of the line's end in the
+        file.
     Raises:
         ConfigError: A line does not match its checksum, or the file has more answers than its first
             line states.

@@ -1,9 +1,9 @@
 """Store the target's top-k tokens at each position of recorded answers.
 
-The name of the file is that of the answers file with the suffix ".top", such as
-`answers.jsonl.top`. The first line is JSON with the kind, the version, the tokens per position, the
-bytes per id, and the checksum of the first line of the answers file. One block per answer follows.
-The block for an answer of n tokens consists of:
+The file has the name of the answers file plus the suffix ".top", such as `answers.jsonl.top`. The
+first line is JSON with the kind, the version, the tokens per position, the bytes per id, and the
+checksum of the first line of the answers file. One block per answer follows. The block for an
+answer of n tokens consists of:
 
 - Token ids, [n, k], little-endian.
 - Log-probabilities, float16 [n, k], little-endian.
@@ -71,9 +71,9 @@ class TopFile:
         top: Number of top-k tokens per position.
         vocab_size: Size of the vocabulary, which determines the number of bytes per token id.
         owner: Checksum of the first line of the answers file.
-        keys: Complete answers in the answers file, whose blocks the existing file must contain. The
-            constructor removes all later blocks. If `keys` is empty, the constructor creates the
-            file.
+        keys: Complete answers in the answers file. An existing file of top-k tokens must contain a
+            block for each of these answers. The constructor removes all later blocks. If `keys` is
+            empty, the constructor creates the file.
     Raises:
         ConfigError: The file is damaged, belongs to other answers, or cannot be written.
     """
@@ -168,7 +168,7 @@ class _Layout(NamedTuple):
         )
 
     def rows(self, payload: bytes, length: int) -> TopRows:
-        """Decode the top-k tokens of an answer of `length` tokens from a block's bytes."""
+        """Decode a block's bytes to the top-k tokens of an answer with `length` tokens."""
         shape, ids = (length, self.top), length * self.top * self.id_bytes
         token_ids = (
             np.frombuffer(payload[:ids], f"<u{self.id_bytes}").reshape(shape).astype(np.int64)

@@ -122,8 +122,8 @@ def writing(
     Args:
         path: File for the answers.
         settings: JSON values that an existing file must have in common with this run, such as the
-            model and the sampling parameters. If they contain "top" and "vocab_size", a second file
-            stores the target's most likely tokens at each position; "top" is their number.
+            model and the sampling parameters. If the settings contain "top" and "vocab_size", a
+            second file stores the target's "top" most likely tokens at each position.
         count: Number of answers in the finished file.
         batch: Number of answers per batch. The answers of a batch are written together.
     Raises:

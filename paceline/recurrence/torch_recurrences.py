@@ -68,7 +68,7 @@ class TorchRecurrences:
     def delta_tokens(
         self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
-        """Prepare the inputs of a layer with the gated delta rule for `walk`."""
+        """Prepare, for `walk`, the inputs of a layer that uses the gated delta rule."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         if normalised:
@@ -82,7 +82,7 @@ class TorchRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare the inputs of a layer with one decay rate per head for `walk`."""
+        """Prepare, for `walk`, the inputs of a layer with one decay rate per head."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)
@@ -243,9 +243,9 @@ def _path_rows(path: FoldPath) -> _PathRows:
 
 
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the columns of each path's first token, then second token, and so on.
+    """Yield each path's first token, then each path's second token, and so on.
 
-    The second tensor states whether each path has this token. Both tensors are [requests].
+    Yield two tensors [requests]: the tokens' columns, and whether each path has this token.
     """
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):

@@ -51,8 +51,8 @@ def make_up(
         batch: Number of texts that the model generates at the same time.
         progress: Whether to show a progress bar on standard error.
     Raises:
-        ConfigError: `params` are greedy, so that all texts would be the same. Also raised if the
-            model has no chat template, or if every text was rejected.
+        ConfigError: `params` is greedy, so all texts would be the same. Also raised if the model
+            has no chat template, or if every text was rejected.
     """
     require_range("prompts", "count", count, 1)
     require_range("prompts", "batch", batch, 1)
@@ -87,7 +87,7 @@ def make_up(
 
 
 def _opening(llm: LLM, params: SamplingParams) -> tuple[list[int], SamplingParams]:
-    """Return the tokens that begin a user's turn, and parameters that stop at its end."""
+    """Return the tokens that begin a user's turn, and parameters that stop after it."""
     if not getattr(llm.tokenizer, "chat_template", None):
         raise ConfigError("prompts: the model has no chat template. Use a chat model.")
     before, after = around_question(llm.tokenizer, "prompts")

@@ -82,8 +82,8 @@ class RecordOptions:
         batch: Number of prompts that are answered and written together, at least 1.
         model: Model name to store in the file, together with the model's fingerprint.
         drafter: Drafter spec to store in the file. Default: the drafter's name.
-        top: Number of the target's top-k tokens to record per position, from 0 to 64. Replays of
-            drafters that learn from top-k tokens need them. 0 records none.
+        top: Number of the target's top-k tokens to record per position, from 0 to 64. Replays
+            require these tokens for drafters that learn from them. 0 records none.
 
     Raises:
         ConfigError: A value is out of range.

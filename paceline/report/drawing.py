@@ -135,7 +135,8 @@ def compared(axes: Any, table: Table, measured: str, published: str, setting: st
 
     Args:
         axes: matplotlib axes.
-        table: Table with a row per configuration, whose name is in the first column.
+        table: Table with a row per configuration. The first column contains the configuration's
+            name.
         measured: Heading of the column with the measured speed-ups.
         published: Heading of the column with the paper's speed-ups.
         setting: Setup of the paper's measurements, for the legend.

@@ -43,8 +43,8 @@ class Prompt:
 def load_prompts(paths: Sequence[str | Path] = (), limit: int = 0, every: int = 1) -> list[Prompt]:
     """Read prompts from JSON Lines or plain text files.
 
-    If several prompts have the same id, the function replaces this id by the file and the line
-    number.
+    If several prompts have the same id, the function replaces this id with the file name and the
+    line number.
 
     Args:
         paths: Files to read. A file that occurs twice is read only once. Default: the built-in

@@ -87,8 +87,8 @@ def draw_tokens(
     """Sample the token after the root and every node, and copy the tokens to the host.
 
     To apply top_k, top_p and min_p, the function first sorts only the most likely tokens. If these
-    may be too few for the limits, the function sorts more tokens and samples again. Each attempt
-    waits for the device once.
+    tokens may not suffice, the function sorts more tokens and samples again. Each attempt waits
+    for the device once.
 
     Args:
         logits: Logits [batch, 1 + width, vocab], as in `target_scores`.
@@ -195,7 +195,7 @@ def draw_row(weights: Tensor, seed: int, position: int, stream: int) -> Tensor:
 
 
 def noise_key(seed: int, position: int, stream: int) -> tuple[int, int]:
-    """Hash a seed, position and stream to a noise row's key of two 32-bit words."""
+    """Hash a seed, position and stream to two 32-bit words, the key of a noise row."""
     word = _splitmix(_splitmix(seed & _MASK64) ^ (position * 4 + stream))
     return word >> 32, word & _MASK32
 

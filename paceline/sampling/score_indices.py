@@ -31,8 +31,8 @@ class ScoreIndices(NamedTuple):
             penalties.
         penalties: Repetition, frequency and presence penalty of each row, float32 [3, rows]. Empty
             if no request has penalties.
-        paths: Indices of the draft tokens on the path to each row's node, within that row. The
-            indices of all rows are concatenated in row order.
+        paths: For each row, the indices of the row's scores for the draft tokens on the path to
+            the row's node. The indices of all rows are concatenated in row order.
         biased: Indices of the scores to which a bias is added.
         biases: Bias for each index in `biased`, float32.
         banned: Indices of the scores of forbidden tokens.

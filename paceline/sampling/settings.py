@@ -1,4 +1,4 @@
-"""Define the constants of sampling, and explain their values."""
+"""Define the sampling constants, and explain their values."""
 
 from __future__ import annotations
 

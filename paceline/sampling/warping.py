@@ -44,8 +44,8 @@ class _SamplingLimits(NamedTuple):
     Attributes:
         top_k: Maximum number of tokens. The vocabulary size if there is no limit.
         top_p: Total probability at which the nucleus ends. 1 if there is no limit.
-        min_p: Minimum probability, as a fraction of the most likely token's. 0 if there is no
-            limit.
+        min_p: Minimum probability, as a fraction of the most likely token's probability. 0 if
+            there is no limit.
         is_unlimited: Whether a request has none of these limits.
     """
 

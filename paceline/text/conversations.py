@@ -34,7 +34,7 @@ def chat_ids(
         chat_template_kwargs: Variables to pass to the chat template, such as enable_thinking. They
             may include `add_generation_prompt` and `continue_final_message`.
         add_generation_prompt: Whether the prompt ends with the start of the assistant's turn.
-            Default: True, or False with `continue_final_message`.
+            Default: True, unless `continue_final_message` is true.
         continue_final_message: Whether the prompt ends with the assistant's final message, so that
             the answer continues this message. Default: False.
     Returns:

@@ -144,7 +144,7 @@ class _Bytes:
         return text
 
     def rest(self) -> TokenText:
-        """Return the text that remains if the answer ends here, with no bytes."""
+        """Return the text that remains if the answer ends here; the result has no bytes."""
         return (
             TokenText(self._open.decode(errors="replace"), b"")
             if self._open and not self._shown
@@ -269,7 +269,7 @@ class _Window:
         ]
 
     def _shorten(self) -> None:
-        """Drop the oldest tokens unless this would change the text yet to be returned."""
+        """Drop the oldest tokens, unless this changes text that has yet to be returned."""
         if not self._text.startswith(self._released):
             return
         ids = self._newest(self._ids)

@@ -1,4 +1,4 @@
-"""Convert token ids between a target and a draft model with another tokenizer."""
+"""Convert token ids between a target and a draft model with a different tokenizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Retokenizer:
         self.draft_end: int | None = draft.eos_token_id
 
     def first_ids(self, text: str) -> list[int]:
-        """Return the draft model's ids for a text's start, with initial special tokens."""
+        """Return draft-model ids for the start of a text, with initial special tokens."""
         ids: list[int] = self._draft(text)["input_ids"]
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.draft_end else ids
 
@@ -51,8 +51,8 @@ class Retokenizer:
         """Convert the draft model's draft tokens to the target's token ids.
 
         The conversion stops at the first special token, and omits an incomplete character at the
-        end. If this token is the draft model's end-of-sequence token, the result ends with the
-        target's end-of-sequence token.
+        end. If that special token is the draft model's end-of-sequence token, the result ends with
+        the target's end-of-sequence token.
         """
         assert self._spellings is not None, "`map_tokens` rejects such tokenizers"
         data, ends = b"", False

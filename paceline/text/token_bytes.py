@@ -44,8 +44,8 @@ class TokenBytes(dict[int, Spelling]):
 
     Args:
         backend: Tokenizer from the tokenizers library.
-        before: Token that precedes every token when its spelling is computed, because the first
-            token of a text is decoded differently. None for byte-level tokenizers, in which
+        before: Token placed before another token to compute that token's spelling, because the
+            first token of a text is decoded differently. None for byte-level tokenizers, in which
             spellings do not depend on the position.
     """
 

@@ -10,7 +10,7 @@ from paceline.text.settings import MAX_PADDING_ROWS, TOKENS_PER_PADDING_ROW
 
 
 def is_padded(rows: int, tokens: int) -> bool:
-    """Return whether an embedding has a row for every token and little padding.
+    """Return whether an embedding has a row for every token and only a few extra rows.
 
     Args:
         rows: Number of rows in the embedding.

@@ -52,7 +52,7 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def ask(transport: Transport, request: ClientRequest, max_chunks: int | None = None) -> Reply:
-    """Send a request and wait for the answer; abort it after `max_chunks` chunks."""
+    """Send a request and wait for the answer; abort after `max_chunks` chunks."""
     reply = Reply(request, time.perf_counter())
     async with aclosing(transport.pieces(request)) as chunks:
         async for chunk in chunks:

@@ -23,8 +23,8 @@ class TimedAnswer:
         first: Time of the first chunk.
         last: Time of the last chunk.
         gaps: Times between consecutive chunks. A chunk contains the tokens of one step.
-        equal: Whether the answer equals the first answer of plain decoding to the same prompt; None
-            for that first answer.
+        equal: Whether the answer equals plain decoding's first answer to the same prompt; None for
+            that first answer itself.
     """
 
     prompt: str

@@ -82,7 +82,7 @@ class LoadOptions:
 
     @property
     def user_counts(self) -> list[int]:
-        """Return the numbers of simultaneous users, in the order of the option."""
+        """Return the numbers of simultaneous users, in the order given in the option."""
         return [int(_number("users", word)) for word in _words(self.users)] or [0]
 
     @property
@@ -92,7 +92,7 @@ class LoadOptions:
 
     @property
     def context_names(self) -> list[str]:
-        """Return the names of the context lengths, in the order of the option."""
+        """Return the names of the context lengths, in the order given in the option."""
         return _words(self.contexts)
 
     def count(self, users: int) -> int:
@@ -100,7 +100,7 @@ class LoadOptions:
         return self.requests or max(_MIN_REQUESTS, 2 * users)
 
     def tokens(self, context: str) -> int | None:
-        """Return the number of tokens in prompts of a context length; None if short."""
+        """Return how many tokens a prompt has at a context length; None for "short"."""
         return {"short": None, "medium": self.medium, "long": self.long}[context]
 
 
