@@ -99,8 +99,8 @@ class VerifyEngine:
             done: Function called after every step with the number of answers that ended in the
                 step.
         Returns:
-            For each prompt: the request, and the position and logits at which it diverged from
-                `expected` (None if it did not).
+            For each prompt: the request, and the first difference from `expected`. The difference
+                is a position and the logits there; None if the answers are equal.
         """
         requests = [
             Request(

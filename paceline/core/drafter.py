@@ -116,8 +116,8 @@ class Drafter:
             for many steps.
         needs_predictions: Whether the drafter learns from `target_argmax` at rejected nodes.
             Recorded answers lack these values.
-        draft_head: File with a trained hidden-state draft head, which drafts the tokens that
-            `num_head_tokens` requests; None selects the model's default head.
+        draft_head: File with a trained draft head, for drafters that request tokens with
+            `num_head_tokens`. None selects the model's default head.
         needs_draft_model: Class attribute: whether `build` requires a draft model.
         takes_draft_model: Class attribute: whether `build` can use a draft model but does not
             require one.
@@ -187,7 +187,7 @@ class Drafter:
         return 0
 
     def start(self, request: Request) -> None:
-        """Allocate the drafter's state for a new request, whose prompt is known.
+        """Allocate the drafter's state for a new request; its prompt is already known.
 
         A drafter that needs the target's hidden states sets `request.states` to a
         `HiddenStateLog`. The engine then appends to the log in every step.

@@ -55,10 +55,10 @@ class SamplingParams:
         bad_words: Words or lists of token ids that the answer must not contain. A word is banned
             at the start of the text and after a space. If the answer ends with all but the last
             token of a banned word or list, that last token cannot come next.
-        logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores float32
-            [1, vocab]) -> scores [1, vocab]. For each new token, all processors run once, in order,
-            on the prompt and the answer before that token. Each answer gets a shallow copy of every
-            processor, so a processor may keep state in its attributes.
+        logits_processors: transformers' `LogitsProcessor`s or callables (ids [1, n], scores
+            float32 [1, vocab]) -> scores [1, vocab]. For each new token, all processors run once,
+            in order, on the prompt and the answer before that token. Each answer uses its own
+            shallow copy of every processor, so a processor may keep state in its attributes.
         logprobs: Number of most likely tokens to report for each token of the answer, with their
             log-probabilities (`Completion.logprobs`). The chosen token is also reported. The
             log-probabilities come from the model's own logits. Default: none.
@@ -77,8 +77,8 @@ class SamplingParams:
             Default: none.
         max_nodes: Maximum number of draft nodes verified per step; None means as many as the
             engine allows.
-        priority: Requests with a lower number get a slot first and may preempt others; the older
-            request wins a tie.
+        priority: Requests with a lower number receive a slot first and may preempt others; the
+            older request wins a tie.
 
     The logits are changed in this order: logit_bias, repetition_penalty, frequency_penalty,
     presence_penalty, bad_words, min_tokens, logits_processors, temperature, top_k, top_p, min_p.

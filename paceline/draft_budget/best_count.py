@@ -1,9 +1,9 @@
 """Find the number of draft nodes that maximises tokens per second.
 
-Without drafts, a step produces one token per request. Each draft node adds its gain to the expected
-number of tokens, but also makes the step longer. The gain is the probability that the target
-accepts the path to the node. Nodes are sorted by decreasing gain. For example, take one request and
-two nodes with the gains 0.8 and 0.3:
+Without drafts, a step produces one token per request. Each draft node adds its gain to the
+expected number of tokens, but also lengthens the step. The gain is the probability that the target
+accepts the path to the node. Nodes are sorted by decreasing gain. For example, take one request
+and two nodes with the gains 0.8 and 0.3:
 
 - 0 nodes: 1.0 tokens in 10 ms, so 100 tokens per second.
 - 1 node: 1.8 tokens in 11 ms, so 164 tokens per second (the maximum).

@@ -31,8 +31,8 @@ class ProbeResult:
 class ProbeReport:
     """Results of the batch-invariance probes for one model on this machine.
 
-    The report describes the widest range of row counts within which the row count does not change a
-    single bit of any result. The saved report uses the names of the fields as keys.
+    The report describes the widest range of row counts for which all results are bit-identical.
+    The saved report uses the names of the fields as keys.
 
     Attributes:
         least: Smallest row count in the range.

@@ -26,7 +26,7 @@ class GgufModel:
     """A GGUF model in llama.cpp, with the attributes that drafters read.
 
     Args:
-        path: The GGUF file. If the model is split into several files, any one of them.
+        path: The GGUF file, or any one of the files of a split model.
         on_gpu: Whether llama.cpp computes on a GPU, if its build supports one.
     Attributes:
         library: The llama.cpp library.

@@ -28,7 +28,7 @@ class Decoder(Protocol):
     """A tokenizer whose `decode` method works like that of transformers' tokenizers."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of `token_ids`, with or without special tokens."""
+        """Return the text of `token_ids`, omitting special tokens on request."""
         ...
 
 
