@@ -206,8 +206,8 @@ def command_words(
 def option_words(name: str, value: Any) -> list[str]:
     """Return the command-line words that set one field of a configuration.
 
-    For True, the result is only the option's name. For False, the name begins with --no-. For a
-    tuple, the option is repeated for each entry.
+    If the value is True, the result is only the option's name. If the value is False, the name
+    begins with --no-. If the value is a tuple, the option is repeated for each entry.
     """
     flag = _REPEATED.get(name, "--" + name.replace("_", "-"))
     if isinstance(value, bool):

@@ -16,7 +16,7 @@ from paceline.draft_budget.drafts import DrafterState, Drafts
 
 
 class BudgetedDrafts:
-    """One drafter's drafts in a step; the draft budget may cut their trees.
+    """The drafts of one drafter in a step; the draft budget may cut their trees.
 
     Args:
         proposed: The drafts as the drafter proposed them.

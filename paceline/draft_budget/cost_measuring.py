@@ -120,9 +120,9 @@ def measure(
 
     Args:
         model: The model to time.
-        max_rows: Maximum row count; default: all row counts in the settings.
-        max_seconds: Number of seconds after which no further row count is timed; default: from the
-            settings.
+        max_rows: Maximum row count. By default, all row counts in the settings are timed.
+        max_seconds: Number of seconds after which no further row count is timed. The default comes
+            from the settings.
         known: Existing curve, from which the cost of longer texts is copied. If None, the cost of
             longer texts is also measured, which takes several additional seconds.
         settings: Row counts and limits for the measurement.

@@ -10,7 +10,7 @@ from paceline.recurrence.torch_recurrences import TORCH_RECURRENCES
 
 
 def recurrences_for(rows: Tensor) -> Recurrences:
-    """Return compiled recurrences for a tensor on a CPU, and torch's otherwise.
+    """Return compiled recurrences for CPU tensors, and torch recurrences otherwise.
 
     On a CPU, dtypes without compiled code also use torch. The choice depends only on the device
     and dtype of `rows`, so all layers of a model use the same recurrences.

@@ -96,8 +96,8 @@ def bars(
     Args:
         axes: matplotlib axes.
         names: Name of each group.
-        series: For each series, its label, its colour, and one value per group. For a value of
-            None, the plot shows "-".
+        series: For each series, its label, its colour, and one value per group. A value of None
+            appears as "-".
         reference: Value at which to draw a dotted line. None draws no line.
     """
     height = BAR_SHARE / len(series)
