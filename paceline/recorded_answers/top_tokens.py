@@ -1,9 +1,9 @@
 """Store the target's top-k tokens at each position of recorded answers.
 
 The file has the name of the answers file plus the suffix ".top", such as `answers.jsonl.top`. The
-first line is JSON with the kind, the version, the number of tokens per position, the number of
-bytes per id, and the checksum of the first line of the answers file. One block per answer follows.
-The block for an answer of n tokens consists of:
+first line is a JSON object. It contains the kind, the version, the number of tokens per position,
+the number of bytes per id, and the checksum of the first line of the answers file. One block per
+answer follows. The block for an answer of n tokens consists of:
 
 - Token ids, [n, k], little-endian.
 - Log-probabilities, float16 [n, k], little-endian.

@@ -245,8 +245,7 @@ def _path_rows(path: FoldPath) -> _PathRows:
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each path's first token, then each path's second token, and so on.
 
-    Each item consists of two tensors [requests]: the tokens' columns, and whether each path has
-    the token.
+    Each item is two tensors [requests]: the tokens' columns, and whether each path has a token.
     """
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):
