@@ -46,7 +46,7 @@ _NUMBERS, _ROUNDED, _HALVES = (
 
 @cache
 def available() -> bool:
-    """Return whether the processor has AMX, and Linux permits this process to use AMX."""
+    """Return whether the processor has AMX and Linux lets this process use AMX."""
     if (
         platform.system() != "Linux"
         or platform.machine() != "x86_64"
@@ -166,7 +166,7 @@ def add_product(out: int, left: int, right: int) -> Any:
 
 
 def configuration() -> bytes:
-    """Return the data that `configure` loads to set up eight tiles of full size."""
+    """Return the data that `configure` loads to set up eight full-size tiles."""
     # The data consist of the palette number (1), 15 reserved bytes, the bytes per row of 16 tiles
     # as uint16, and the number of rows of 16 tiles.
     unused = [0] * NUM_TILES

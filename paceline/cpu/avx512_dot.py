@@ -65,7 +65,7 @@ def where_available(emit: Emit, otherwise: Any = None) -> Emit:
     `available()` before they run such a kernel, because the trap ends the process.
 
     Args:
-        emit: Emitter, whose arguments are an LLVM builder and the LLVM values of the arguments.
+        emit: Emitter. Its arguments are an LLVM builder, and then one LLVM value per argument.
         otherwise: LLVM constant that the wrapper returns instead of a result after it emits a
             trap. Default: None, for code without a result.
     """
@@ -88,7 +88,7 @@ def multiply_blocks(
     counts: tuple[int, ...] = tuple(range(1, MAX_BLOCKS + 1)),
     outputs: int = OUTPUTS,
 ) -> Any:
-    """Return an operation that multiplies blocks of rows by the weights of outputs.
+    """Return an operation that multiplies blocks of rows by several outputs' weights.
 
     An operation is a function that compiled code can call. This operation ends the process if the
     processor lacks AVX512_BF16.
@@ -117,7 +117,7 @@ def multiply_blocks(
 
 
 class _DotOperands(NamedTuple):
-    """The arguments of the operation from `multiply_blocks`, without `num_blocks`."""
+    """The arguments of a `multiply_blocks` operation, except `num_blocks`."""
 
     blocks: Any
     weight: Any
@@ -206,7 +206,7 @@ def _load(builder: Any, address: Any) -> Any:
 
 
 def repeat(builder: Any, address: Any) -> Any:
-    """Emit instructions that load 16 bytes, and repeat them four times in a vector."""
+    """Emit instructions that load 16 bytes and repeat them four times in a vector."""
     chunk = builder.load(pointer(builder, address, _CHUNK), align=1)
     words = list(range(_CHUNK.count))
     return builder.bitcast(pick(builder, chunk, chunk, words * ROWS), NUMBERS)

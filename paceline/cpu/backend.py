@@ -69,13 +69,13 @@ class CpuBackend(TorchBackend):
         metadata: AttentionMetadata,
         options: ScoreOptions = ScoreOptions(),
     ) -> Tensor:
-        """Compute batch-invariant attention, with the keys of each row in text order."""
+        """Compute batch-invariant attention over the keys of each row, in text order."""
         return attention_by_position(query, key, value, mask, metadata, options)
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> CpuDecoderLayers | None:
         """Return a runner that computes each layer in one call, or None.
 
-        The result is None if the kernels do not support the layers, which must be in bfloat16.
+        The layers must be in bfloat16. The result is None if the kernels do not support them.
         """
         return CpuDecoderLayers.of(layers)
 

@@ -25,7 +25,7 @@ def operation(result: Any, arguments: tuple[Any, ...], emit: Emit) -> Any:
     Args:
         result: Numba type of the result.
         arguments: Numba types of the arguments, at most nine.
-        emit: Emitter, whose arguments are an LLVM builder and the LLVM values of the arguments.
+        emit: Emitter. Its arguments are an LLVM builder, and then one LLVM value per argument.
     """
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -92,7 +92,7 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def larger_of(builder: Any, first: Any, second: Any) -> Any:
-    """Emit instructions that compute the larger number of two vectors in each lane."""
+    """Emit instructions that compute the lane-wise maximum of two vectors."""
     return builder.select(builder.fcmp_ordered(">", first, second), first, second)
 
 

@@ -99,7 +99,7 @@ class CpuExpertProducts:
 
 
 class _PartProducts:
-    """Describes to a kernel the products with one part of the experts' weights.
+    """Describes, for a kernel, the products with one part of the experts' weights.
 
     Dense weights have one part. Packed weights have one part per packed tensor.
 

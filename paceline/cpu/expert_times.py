@@ -25,7 +25,7 @@ class ExpertsKind:
     """Expert modules of a model that have the same type and the same shapes.
 
     Attributes:
-        modules: These modules. The first module is timed on behalf of the others.
+        modules: The expert modules. Only the first is timed; the others count as equally fast.
         num_choices: Number of experts to which the router assigns each row.
     """
 
@@ -34,7 +34,7 @@ class ExpertsKind:
 
     @property
     def module(self) -> nn.Module:
-        """First of these modules, which is timed on behalf of the others."""
+        """The module that is timed; the others count as equally fast."""
         return self.modules[0]
 
     @property
@@ -109,7 +109,7 @@ def _calls(
     """Return two functions that run an expert module: with paceline, and with torch.
 
     Args:
-        kind: Group of expert modules, of which the functions run the first.
+        kind: Group of expert modules. The functions run the first module of the group.
         num_rows: Number of input rows.
         products: paceline's matrix products for the model.
         noise: Random generator, which assigns the rows to experts.

@@ -50,7 +50,7 @@ def multiply_rows(kind: int, max_rows: int = MAX_ROWS) -> Any:
 
 
 class _FmaOperands(NamedTuple):
-    """The arguments of the operation from `multiply_rows`, without `num_rows`."""
+    """The arguments of a `multiply_rows` operation, except `num_rows`."""
 
     rows: Any
     row_bytes: Any

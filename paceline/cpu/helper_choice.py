@@ -49,7 +49,7 @@ class HelperTimes:
 
     @property
     def doubtful(self) -> bool:
-        """Return whether the timing was disturbed, and the load has fallen since then."""
+        """Return whether the timing was disturbed and the load has fallen since."""
         return self.conditions.doubtful
 
     @property

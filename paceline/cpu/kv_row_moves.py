@@ -59,8 +59,8 @@ def move_rows(stores: CacheTensors, slots: IntArray, source: IntArray, target: I
         stores: Cache tensors.
         slots: Slot of each request, [requests].
         source: Cache positions to copy from, in ascending order, [requests, moves].
-        target: Cache positions to copy to, in ascending order and in the shape of `source`. None is
-            greater than its source.
+        target: Cache positions to copy to, in ascending order and in the shape of `source`. Each
+            is less than or equal to the source position of the same move.
     """
     addresses, heads, sizes, capacity = stores
     for store in range(len(addresses)):

@@ -51,7 +51,7 @@ _KIND = "products-v11"  # increment when the timing or the cached data change
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Seconds that a model's products take at each row count in `TIMED_ROWS`.
+    """The times of a model's products at each row count in `TIMED_ROWS`, in seconds.
 
     Attributes:
         ours: Total times with paceline's kernels. Empty if the kernels do not support any product
@@ -71,7 +71,7 @@ class Trial:
 
     @property
     def doubtful(self) -> bool:
-        """Return whether the timing was disturbed, and the load has fallen since then."""
+        """Return whether the timing was disturbed and the load has fallen since."""
         return self.conditions is not None and self.conditions.doubtful
 
     @property
@@ -94,7 +94,7 @@ class Trial:
 
     @property
     def experts_are_faster(self) -> bool:
-        """Return whether paceline's expert kernels are at least about as fast as torch.
+        """Return whether paceline's expert kernels are about as fast as torch, or faster.
 
         This must be the case at every timed row count.
         """
@@ -174,14 +174,14 @@ def everywhere(model: PreTrainedModel) -> Products | None:
 
 
 def trial(model: PreTrainedModel) -> Trial:
-    """Return the times of a model's matrix products, and measure them if not cached."""
+    """Return the cached times of a model's matrix products; measure them if missing."""
     return _trial(model, replaceable(model, CPU), experts_of(model))
 
 
 def _trial(
     model: PreTrainedModel, modules: tuple[nn.Linear, ...], experts: Sequence[ExpertsKind]
 ) -> Trial:
-    """Return the times of modules and experts, and measure them if not cached."""
+    """Return the cached times of modules and experts; measure them if missing."""
     if not modules:
         return Trial()
     key = result_cache.ResultKey(
@@ -201,7 +201,7 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return whether a model is so large that timing its products saves time."""
+    """Return whether a model is large enough for timing its products to save time."""
     return _are_large(replaceable(model, CPU), experts_of(model))
 
 

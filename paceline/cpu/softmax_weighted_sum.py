@@ -93,7 +93,7 @@ def add_weighted(vectors: int) -> Any:
 
 
 class _SumOperands(NamedTuple):
-    """The arguments of the operation from `add_weighted`, without the first two."""
+    """The arguments of an `add_weighted` operation, except the first two."""
 
     weights: Any
     rows: Any

@@ -1,7 +1,7 @@
 """Divide the tasks of compiled kernels among threads.
 
-Every thread that runs a `TeamJob` claims tasks through an atomic counter until no task is left, so
-any number of threads may run the job together. Waking a sleeping thread takes as long as
+Every thread that runs a `TeamJob` claims tasks through an atomic counter until no tasks are left,
+so any number of threads may run the job together. Waking a sleeping thread takes as long as
 multiplying a few rows by a weight matrix. During a forward pass, `TEAM` therefore keeps helper
 threads spinning. A spinning thread starts the next job within a microsecond.
 """
@@ -81,8 +81,8 @@ class TeamJob:
 
     Args:
         work: Compiled function whose argument is the address of a record with the job's arguments.
-            It runs tasks until the record's counter shows that no task is left, and returns the
-            number of tasks that it ran. It must not use Python objects.
+            The function runs tasks until the record's counter shows that no tasks are left, and
+            returns how many it ran. The function must not use Python objects.
         record: Dtype of the record that `run` fills, with int64 or float64 fields. If None
             (default), callers must pass their own record to `share`.
     """
@@ -249,8 +249,8 @@ def _do(job: int, arguments: int) -> int:
 def _wait(num_spins: int) -> None:
     """Wait a few nanoseconds before the next poll, and yield the core now and then.
 
-    The thread for which this one waits may need the same core. If this thread never yielded, that
-    thread would get the core only after the current time slice, which lasts milliseconds.
+    The other thread, for which this one waits, may need the same core. Without the yield, the other
+    thread would run only after the current time slice, which lasts milliseconds.
     """
     if num_spins % SPINS_PER_YIELD:
         pause()

@@ -1,1 +1,1 @@
-"""Provide options, caches, files, threads and timing to all packages."""
+"""Provide helpers for options, caches, files, threads and timing."""

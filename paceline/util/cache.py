@@ -74,7 +74,7 @@ def root() -> Path:
     """Return the cache folder, which need not exist.
 
     Raises:
-        CacheError: No environment variable is set, and the user has no home directory.
+        CacheError: Neither environment variable is set, and the user has no home directory.
     """
     if configured := os.environ.get(VARIABLE):
         return Path(configured).expanduser()

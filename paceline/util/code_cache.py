@@ -172,8 +172,8 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
     An overload is the function compiled for one signature. Stored overloads become outdated when
-    the source of the function's module changes. The same applies to any other module whose
-    functions or constants that module uses (see `code_sources`). If the folder cannot be read or
+    the source of the function's module changes. A change in any module from which it imports
+    functions or constants has the same effect (see `code_sources`). If the folder cannot be read or
     written, every process compiles the function itself and logs one warning.
 
     Args:

@@ -70,8 +70,8 @@ def compiled(function: F) -> F:
     """Compile a function on its first call, and store the code on disk.
 
     The compiled code runs without the interpreter lock. Stored code becomes outdated when the
-    source of the function's module changes. The same applies to any other module whose functions,
-    records or constants the function uses.
+    source of the function's module changes. It also becomes outdated when the source changes in a
+    module whose functions, records or constants the function uses.
     """
     return cast(F, _stored(numba.njit(function, **_OPTIONS)))
 
@@ -94,7 +94,7 @@ class _Subroutine(CPUDispatcher):  # type: ignore[misc]
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles a function once per set of argument types, not once per constant."""
+    """Compiles a function once per set of argument types, not per constant argument."""
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Resolve a call from compiled code, treating constants as ordinary arguments."""

@@ -1,6 +1,6 @@
 """Identify the environment in which measurements of a model are valid.
 
-paceline repeats a measurement if the machine, the software versions or the model have changed.
+paceline repeats a measurement if the machine, the model or the software versions have changed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def environment_key(model: PreTrainedModel, **extra_facts: Any) -> str:
     """Return a checksum of everything on which a model's results and speed depend.
 
     Args:
-        model: Model; its configuration, the shapes and formats of its parameters, and its module
-            types enter the checksum.
+        model: Model. The checksum covers its configuration, the shapes and formats of its
+            parameters, and its module types.
         extra_facts: Additional facts on which the measurement depends, as JSON values.
     """
     config = {

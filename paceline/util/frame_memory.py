@@ -2,7 +2,7 @@
 
 Python allocates frames in chunks of 16 KB, and frees a chunk when its last frame returns. If the
 calls in a loop cross the end of a chunk, Python maps and unmaps memory in every iteration. Without
-this module, the mapping would take a tenth of the time for compiling kernels.
+this module, mapping would take a tenth of the time needed to compile kernels.
 """
 
 from __future__ import annotations

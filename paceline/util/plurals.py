@@ -1,4 +1,4 @@
-"""Write numbers of things in messages."""
+"""Write counts in messages, such as "1 shard" or "2 shards"."""
 
 from __future__ import annotations
 

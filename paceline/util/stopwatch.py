@@ -22,8 +22,8 @@ class Conditions:
     Attributes:
         spread: Relative spread of the repeated times of a call (`spread_of`). For a measurement of
             several calls, the median of their spreads.
-        waited: Fraction of the time in which the work waited for a processor, from 0 to 1. None if
-            unknown, as on an accelerator.
+        waited: Fraction of the time that the work spent waiting for a processor, from 0 to 1. None
+            if unknown, as on an accelerator.
         load: The machine's load average over the last minute; None if the system does not report a
             load average.
         made: Time of the measurement, in seconds since 1970.

@@ -26,12 +26,12 @@ class TimingSettings:
             curves of slower models.
         max_check_share: Maximum time for the checks of a curve, as a fraction of the time for which
             the curve is in use.
-        max_cost_error: Maximum relative difference between a checked cost and the curve at which
-            the check confirms the curve.
-        loaded_pause_s: Time in use, in seconds, after which paceline first checks a curve loaded
-            from disk. The pause keeps the check from delaying the first token.
-        first_pause_s: Time in use, in seconds, after which paceline first checks a curve that it
-            has measured. Each later pause is twice as long.
+        max_cost_error: Maximum relative difference between a curve and the costs that a check
+            measures. If the difference is larger, the check does not confirm the curve.
+        loaded_pause_s: Seconds for which a curve loaded from disk is used before paceline first
+            checks the curve. The pause keeps the check from delaying the first token.
+        first_pause_s: Seconds for which a curve that paceline has measured is used before paceline
+            first checks the curve. Each later pause is twice as long as the previous one.
         disturbed_pause_s: First pause for a curve whose measurement was disturbed, in seconds.
             Later pauses grow up to `first_pause_s`.
         renewal_seconds: Maximum duration of a measurement that replaces a curve in use, in

@@ -1,4 +1,4 @@
-"""Describe attention calls to compiled kernels, and split the work into tiles."""
+"""Pass attention calls to compiled kernels, and split the work into tiles."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class VisibleKeys(NamedTuple):
 class Tile(NamedTuple):
     """Queries that one thread processes together, and the thread's working memory.
 
-    All queries in a tile belong to the same row of the batch and use the same key head, which
-    `groups` query heads share. Query i of the row belongs to column i // groups, and to query head
-    i % groups of these heads.
+    All queries in a tile belong to the same row of the batch and use the same key head. This key
+    head is shared by `groups` query heads. Query i of the row belongs to column i // groups, and to
+    the query head with index i % groups among those that share the key head.
 
     Attributes:
         row: Row of the key and value tensors for these queries.
@@ -107,7 +107,7 @@ class Tile(NamedTuple):
         outputs: Index of the row's first column among the columns of all rows.
         runs: Runs of visible keys; see `VisibleRanges`.
         begin: Index of the first run for each column of the row.
-        cached: Number of leading keys, in text order, for which key i has cache position i.
+        cached: Number of leading keys, in text order, whose cache positions are 0, 1, 2, ...
         tail: Cache positions of the other keys, in text order.
         queries: Scaled queries, [tile + 1, dim], where tile is the maximum number of queries. The
             kernel in `dotted` instead stores the unscaled queries, packed in blocks of four.
@@ -116,8 +116,8 @@ class Tile(NamedTuple):
         totals: Sum of each query's softmax weights, [tile].
         cursors: Index of each query's current run, [tile]. This is the first run of visible keys
             that ends within or after the current block of keys.
-        block: Copy of the current block's keys or values, which the kernel uses if it cannot read
-            them in place. A block contains up to `BLOCK` keys.
+        block: Copy of the current block's keys or values. The kernel uses the copy if it cannot
+            read the originals in place. A block contains up to `BLOCK` keys.
         products: Scores of a block, in the layout that the kernel in `dotted` writes.
         weight_addresses: Addresses of the softmax weights of up to four queries.
     """
@@ -151,7 +151,7 @@ def read_call(address: int) -> Any:
 
 @subroutine
 def visible_keys(call: AttentionCall) -> VisibleKeys:
-    """Return the arrays to which the addresses in a call point, without copying them."""
+    """Return the arrays whose addresses are in a call, without copying the arrays."""
     starts = numba.carray(as_pointer(call.starts), call.rows + 1, np.int64)
     return VisibleKeys(
         numba.carray(as_pointer(call.runs), call.run_count, RUN),

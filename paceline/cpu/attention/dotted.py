@@ -49,7 +49,8 @@ def pack_queries(call: AttentionCall, tile: Tile) -> None:
 def score_dotted(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
     """Compute the scores of a block of keys for a tile's queries.
 
-    The function processes the queries in groups, and skips groups that see no key of the block.
+    The function processes the queries in groups, and skips groups that see none of the block's
+    keys.
 
     Args:
         call: Arguments of the attention call.

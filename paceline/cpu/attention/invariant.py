@@ -40,8 +40,9 @@ def attention_by_position(
             packed batch, [1, heads, columns of all rows, dim].
         key: Keys, [rows, key heads, cache positions, dim].
         value: Values, [rows, key heads, cache positions, value dim].
-        mask: Bool tensor [rows or 1, 1, columns, cache positions]. With None, a single query per
-            row sees all keys of the row. Of several queries per row, query i sees keys 0 to i.
+        mask: Bool tensor [rows or 1, 1, columns, cache positions]. If None and there is one query
+            per row, the query sees all keys of its row. If None and there are several queries per
+            row, query i sees keys 0 to i.
         metadata: Keys of each row, in the order of their text positions.
         options: Scaling, bias, soft cap and sinks. Default: scaling by 1 / sqrt(dim) only.
 

@@ -11,8 +11,8 @@ effect. All sums are float32, and the kernel computes them in this order:
 - Total weight: eight lanes sum the weights of the visible keys. A key's rank is its index among
   the visible keys in text order. Lane l sums the weights of the keys with rank l, l + 8, and so on.
   The kernel adds the lanes as in `fma_dot`, and adds the weight of an attention sink last.
-- Output in each dimension: fused multiply-adds of weight and value, key by key in text order,
-  followed by the division by the total weight.
+- Output in each dimension: fused multiply-adds of weight and value, key by key in text order, then
+  a division by the total weight.
 
 The kernel divides keys into blocks, and queries into tiles. This division does not affect the order
 of a sum.
@@ -43,7 +43,7 @@ from paceline.util.compiled import inlined
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of queries until none is left; return the number of tiles.
+    """Process tiles of queries; return how many this thread processed.
 
     Args:
         call_address: Address of an `AttentionCall`.
@@ -117,7 +117,8 @@ def _attend_tile(call: AttentionCall, tile: Tile) -> None:
 def _span(call: AttentionCall, tile: Tile) -> tuple[int, int]:
     """Return the range of keys that a tile's queries see.
 
-    The result is the index of the first key, and the index of the last key plus one, in text order.
+    Indices are in text order. The result is the first key's index, and the last key's index plus
+    one.
     """
     low, high = call.keys, 0
     for column in range(

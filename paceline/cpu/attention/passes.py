@@ -36,7 +36,7 @@ def load_queries(call: AttentionCall, tile: Tile) -> None:
 def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: int) -> None:
     """Compute the scores of a block of keys for a tile's queries.
 
-    The function processes two queries at a time, and skips pairs that see no key of the block.
+    The function processes two queries at a time, and skips pairs that see none of the block's keys.
 
     Args:
         call: Arguments of the attention call.

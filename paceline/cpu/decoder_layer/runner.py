@@ -135,7 +135,7 @@ class CpuDecoderLayers:
         return CpuDecoderLayers(layers, shape) if shape is not None and is_half else None
 
     def takes_rows(self, count: int) -> bool:
-        """Return whether to run a forward pass over `count` rows with this object.
+        """Return whether to use this object for a forward pass over `count` rows.
 
         The rows must fit into the buffers, and this thread must lead a team if torch uses several
         threads.

@@ -1,7 +1,7 @@
-"""Describe matrix products to compiled kernels, and split them into tasks.
+"""Pass matrix products to compiled kernels, and split them into tasks.
 
-Every kernel first converts the rows to the layout that the kernel multiplies. Each thread then
-claims tasks of `TASK` outputs through a shared counter, until no task is left. A thread adds the
+Every kernel first converts the rows to the layout that its instructions require. Each thread then
+claims tasks of `TASK` outputs through a shared counter, until no tasks are left. A thread adds the
 bias when it writes a task's results.
 """
 

@@ -16,7 +16,7 @@ from paceline.cpu.thread_team import TeamJob
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return rows @ weight.T + bias, where other rows do not affect a row's result.
+    """Return rows @ weight.T + bias; no row affects another row's result.
 
     Args:
         rows: Input rows, [..., inputs], on the CPU.

@@ -35,7 +35,7 @@ _multiply_four = multiply_blocks((MAX_BLOCKS + 1,), _HALF)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
+    """Run tasks of a `ProductCall`; return how many this thread ran."""
     call = read_call(call_address)
     count, outer = call.count, call.outer
     first = take_task(call_address)

@@ -88,7 +88,7 @@ def add_pairs(vectors: int, interleaved: bool) -> Any:
 
 
 class _PairOperands(NamedTuple):
-    """The arguments of the operation from `add_pairs`, without `num_rows`."""
+    """The arguments of an `add_pairs` operation, except `num_rows`."""
 
     rows: Any
     weights: Any

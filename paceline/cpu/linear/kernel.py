@@ -42,7 +42,7 @@ _multiply_float32, _multiply_bfloat16 = multiply_rows(FLOAT32), multiply_rows(BF
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
+    """Run tasks of a `ProductCall`; return how many this thread ran."""
     call = read_call(call_address)
     kind, count, inner, outer = call.kind, call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -89,8 +89,8 @@ def _multiply_few(
 
     Args:
         call: Arguments of the matrix product.
-        base: Address of the weights of output 0. If only the task's weights are in memory, the
-            address at which the weights of output 0 would be.
+        base: Address of the weights of output 0. If only the task's weights are in memory, this
+            is the address at which the weights of output 0 would be.
         rows: Address of the float32 rows.
         sums: Address of the task's sums, float32 [count, TASK].
         scratch: Address of memory for the converted weights of four outputs.

@@ -1,4 +1,4 @@
-"""Compute an RMS norm in one compiled call, where torch needs seven operations.
+"""Compute an RMS norm in one compiled call; torch needs seven operations.
 
     weight * rounded(row / sqrt(mean(row ** 2) + eps))
 

@@ -48,7 +48,7 @@ _multiply_fourth = amx.add_product(_SUM3, _WEIGHT0, _ROWS1)
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
+    """Run tasks of a `ProductCall`; return how many this thread ran."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address)
@@ -99,8 +99,8 @@ multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
     """Transpose blocks of 16 rows into tiles, in the order of their multiplication.
 
-    The memory at `packed` has room for an additional block, in which the function pads an
-    incomplete last block with zeros before the transposition.
+    The memory at `packed` has room for one additional block. If the last block of rows is
+    incomplete, the function copies the block there and pads it with zeros before transposing it.
     """
     row_bytes = inner * HALF_BYTES
     block_bytes = amx.SIDE * row_bytes
@@ -127,8 +127,8 @@ def _multiply_tall(
 
     Args:
         call: Arguments of the matrix product.
-        weight: Address of the weights of output 0. If only the task's weights are in memory, the
-            address at which the weights of output 0 would be.
+        weight: Address of the weights of output 0. If only the task's weights are in memory, this
+            is the address at which the weights of output 0 would be.
         rows: Address of the packed rows.
         sums: Address of memory for four tiles of sums.
         blocks: Number of blocks of 16 rows.
@@ -221,8 +221,8 @@ def _multiply_square(
 ) -> None:
     """Multiply 16 or 32 rows by the weights of 32 outputs, and store tiles of sums.
 
-    `has_second` is True for 32 rows. `width` is the number of outputs, which is only 16 at the end
-    of some weights. The other arguments are the same as for `_multiply_column`.
+    `has_second` is True for 32 rows. `width` is the number of outputs: 32, or 16 if the weight has
+    only 16 more outputs. The other arguments are the same as for `_multiply_column`.
     """
     row_bytes = inner * HALF_BYTES
     second = weight + (amx.SIDE * row_bytes if width > amx.SIDE else 0)

@@ -62,7 +62,7 @@ class _ProductRows(NamedTuple):
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
+    """Run tasks of a `ProductCall`; return how many this thread ran."""
     call = read_call(call_address)
     count, inner, outer = call.count, call.inner, call.outer
     first = take_task(call_address) * TASKS_PER_BLOCK

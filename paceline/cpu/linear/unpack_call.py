@@ -1,4 +1,4 @@
-"""Describe the blocks of a packed weight to the functions that unpack them."""
+"""Describe a packed weight's blocks for the functions that unpack them."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def address_of_row(source: int, row_bytes: int, order: int, row: int) -> int:
     Args:
         source: Address of the first block in row 0 of the file.
         row_bytes: Size of a packed row in bytes.
-        order: Address of the rows' numbers in the file, int64. 0 if the file stores the rows in
-            order.
+        order: Address of an int64 array with each row's index in the file. 0 if the file stores
+            the rows in order.
         row: Index of the row in the weight.
     """
     number = row if order == 0 else load_int64(order + _NUMBER_BYTES * row)

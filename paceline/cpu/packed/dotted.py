@@ -38,7 +38,7 @@ _multiply_quads = multiply_quads(tuple(range(1, _MAX_ROWS + 1)), UNPACKED_GROUP 
 
 
 def _multiply(call_address: int) -> int:
-    """Run tasks of a `ProductCall` until none is left; return the number of tasks."""
+    """Run tasks of a `ProductCall`; return how many this thread ran."""
     call = read_call(call_address)
     if call.count <= MAX_FEW_ROWS:
         return _multiply_few(call_address)
@@ -69,7 +69,7 @@ multiply_packed = TeamJob(_multiply, PRODUCT_CALL)
 
 @subroutine
 def _multiply_few(call_address: int) -> int:
-    """Run tasks of a product with few rows until none is left, like `_multiply`."""
+    """Run tasks of a product with few rows; return how many this thread ran."""
     call = read_call(call_address)
     outer, first = call.outer, take_task(call_address)
     if first >= outer:

@@ -1,4 +1,4 @@
-"""Convert the integers of quantised blocks to numbers with scales and minimums."""
+"""Convert the integers of quantised blocks to numbers, using scales and minimums."""
 
 from __future__ import annotations
 

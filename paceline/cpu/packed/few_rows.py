@@ -164,7 +164,7 @@ class _LineProducts:
         self._next_number = 0
 
     def add(self, number: int, line: Any) -> None:
-        """Add a line, and emit products with all lines up to the first missing one.
+        """Add a line, and emit the products for all lines before the first missing one.
 
         Args:
             number: Index of the line in the block.

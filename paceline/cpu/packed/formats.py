@@ -54,7 +54,7 @@ def of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
     """Return the signature and the code generator of a numba intrinsic for a format.
 
     Args:
-        emit: Emitter, whose arguments are an LLVM builder, the `BlockLayout` and the operands.
+        emit: Emitter. Its arguments are an LLVM builder, the `BlockLayout` and the operands.
         type_id: Numba type of the format's id, which must be a compile-time constant.
         operands: Numba types of the operands.
     """

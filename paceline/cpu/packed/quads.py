@@ -34,7 +34,7 @@ WRITTEN = _SIDE * _SIDE  # maximum number of outputs that `write_row` writes
 
 
 class _QuadOperands(NamedTuple):
-    """The arguments of the operation from `multiply_quads`, without `num_rows`."""
+    """The arguments of a `multiply_quads` operation, except `num_rows`."""
 
     rows: Any
     row_bytes: Any

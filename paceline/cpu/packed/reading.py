@@ -169,7 +169,7 @@ class Reader:
 
 
 def looked_up(builder: Any, indices: Any, codes: tuple[int, ...]) -> Any:
-    """Emit instructions that replace 32 one-byte indices by entries of `codes`."""
+    """Emit instructions that replace 32 one-byte indices with entries of `codes`."""
     table = ir.Constant(NIBBLES, [code % 256 for code in codes])
     if on_x86() and "ssse3" in instruction_flags():
         kind = ir.FunctionType(NIBBLES, [NIBBLES] * 2)
@@ -208,8 +208,8 @@ class _Shifted(Reader):
 def _with_fifth_bits(builder: Any, blocks: Sequence[Any], bits: int, nibbles: int) -> Any:
     """Emit instructions that load 32 five-bit integers from each block.
 
-    `bits` is the offset of the 32-bit word with the fifth bits in a block. `nibbles` is the offset
-    of the 16 bytes with the low four bits.
+    In each block, the offset of the 32-bit word that contains the fifth bits is `bits`. The offset
+    of the 16 bytes that contain the low four bits is `nibbles`.
     """
     low = nibble_bytes(builder, blocks, nibbles)
     words = load_rows(builder, blocks, bits, ir.VectorType(WORD, 1))

@@ -220,7 +220,7 @@ CPU_RECURRENCES = CpuRecurrences()
 
 
 def _path_fields(path: FoldPath, states: FoldedStates) -> tuple[int, ...]:
-    """Return the values of the fields of a `PathCall` for the given path and states."""
+    """Return the field values of the `PathCall` for a path and states."""
     return states.slots.data_ptr(), *path.addresses, len(states.slots)
 
 
@@ -236,8 +236,8 @@ def _gated_sizes(tokens: GatedTokens, held: Tensor) -> tuple[int, int, int, int,
     """Return the sizes that the kernels for gated recurrences need.
 
     Returns:
-        Numbers of heads, of groups of heads that share a key, of rows and lanes (columns) in a
-        state matrix, and of vectors per row of a block.
+        Five numbers: heads; groups of heads that share a key; rows of a state matrix; lanes
+        (columns) of a state matrix; and vectors per row of a block.
     """
     _, heads, rows, lanes = held.shape
     vectors = gated.MAX_VECTORS if lanes % (gated.MAX_VECTORS * LANES) == 0 else 1

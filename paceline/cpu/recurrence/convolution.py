@@ -69,7 +69,7 @@ _TAKEN = counter_of(CONVOLUTION_CALL)
 
 
 def _convolve(call_address: int) -> int:
-    """Run tasks of a `ConvolutionCall` until none is left; return the number of tasks."""
+    """Run tasks of a `ConvolutionCall`; return how many this thread ran."""
     call = read_record(call_address, CONVOLUTION_CALL)
     count = (call.channels + CHANNELS_PER_TASK - 1) // CHANNELS_PER_TASK
     inputs = np.empty(call.size, dtype=np.int64)

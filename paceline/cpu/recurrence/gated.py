@@ -1,10 +1,10 @@
 """Run recurrences with one state matrix per head along trees and accepted paths.
 
-The columns of a state matrix (lanes) are independent. A task therefore covers a block, which is a
-few lanes of one head and request, so that the block's states fit into the L1 cache. Each thread
-claims tasks until none is left. `state_rows` describes the order of all sums. A token's result
-depends, bit for bit, only on the token and the text before it. Neither other tokens nor the
-division of the text into forward passes affects the result.
+The columns of a state matrix (lanes) are independent. A task therefore covers only a block: a few
+lanes of one head and one request. The states of a block fit into the L1 cache. Each thread claims
+tasks until none are left. `state_rows` describes the order of all sums. A token's result depends,
+bit for bit, only on the token and the text before it. Neither other tokens nor the division of the
+text into forward passes affects the result.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ _FOLD_TAKEN = counter_of(FOLD_CALL)
 
 
 def _walk(call_address: int) -> int:
-    """Run tasks of a `GatedCall` until none is left; return the number of tasks."""
+    """Run tasks of a `GatedCall`; return how many this thread ran."""
     call = read_record(call_address, GATED_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     states = np.empty(call.num_states * call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -238,7 +238,7 @@ def _store_output(call: GatedCall, offset: int, output: Any) -> None:
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of a `FoldCall` until none is left; return the number of tasks."""
+    """Run tasks of a `FoldCall`; return how many this thread ran."""
     call = read_record(call_address, FOLD_CALL)
     count = call.requests * call.heads * call.lanes // (LANES * call.vectors)
     state = np.empty(call.rows * call.vectors * LANES + LANES, dtype=np.float32)
@@ -255,7 +255,7 @@ def _fold_block(call: FoldCall, path: PathArrays, task: int, memory: Any, lanes:
     """Advance one block of a head's stored state over the tokens of a request's path.
 
     Args:
-        call: Arguments of the call.
+        call: Arguments for advancing the states.
         path: Tokens of all paths.
         task: Index of the task, which determines the request, the head and the block.
         memory: Memory for the block's state.

@@ -1,7 +1,7 @@
 """Run selective scans along trees, and advance stored states along accepted paths.
 
 The state of a single channel has only a few values, so a task covers sixteen channels of one
-request. Each thread claims tasks until none is left. `state_rows.scan_rows` adds the rows of a
+request. Each thread claims tasks until none are left. `state_rows.scan_rows` adds the rows of a
 state in order, with fused multiply-adds.
 """
 
@@ -74,7 +74,7 @@ _FOLD_TAKEN = counter_of(SCAN_FOLD)
 
 
 def _scan(call_address: int) -> int:
-    """Run tasks of a `ScanCall` until none is left; return the number of tasks."""
+    """Run tasks of a `ScanCall`; return how many this thread ran."""
     call = read_record(call_address, SCAN_CALL)
     count = call.requests * call.channels // LANES
     states = np.empty((call.num_states * call.rows + 1) * LANES, dtype=np.float32)
@@ -134,7 +134,7 @@ def _scan_block(call: ScanCall, tree: TreeArrays, task: int, memory: Any, vector
 
 
 def _fold(call_address: int) -> int:
-    """Run tasks of a `ScanFold` until none is left; return the number of tasks."""
+    """Run tasks of a `ScanFold`; return how many this thread ran."""
     call = read_record(call_address, SCAN_FOLD)
     count = call.requests * call.channels // LANES
     state = np.empty((call.rows + 1) * LANES, dtype=np.float32)
@@ -151,7 +151,7 @@ def _fold_block(call: ScanFold, path: PathArrays, task: int, memory: Any, vector
     """Advance the stored states of sixteen channels over a request's path.
 
     Args:
-        call: Arguments of the call.
+        call: Arguments for advancing the states.
         path: Tokens of all paths.
         task: Index of the task, which determines the request and the channels.
         memory: Memory for the states of these channels.

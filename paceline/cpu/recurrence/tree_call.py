@@ -1,7 +1,7 @@
-"""Pass the tokens of a tree or path to compiled recurrences, and run their tasks.
+"""Pass the tokens of a tree or path to a compiled recurrence, and run its tasks.
 
 All recurrences use the threads in the same way. Each thread receives the address of the call's
-arguments, and claims tasks through the counter in the arguments until none is left.
+arguments, and claims tasks through the counter in the arguments until none are left.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_record(address: int, record: Any) -> Any:
 def run_tasks(
     counter: int, count: int, work: Any, call: Any, tokens: Any, states: Any, lanes: Any
 ) -> int:
-    """Claim and run tasks until none is left; return the number that this thread ran.
+    """Claim and run tasks until none are left; return how many this thread ran.
 
     Args:
         counter: Address of the number of tasks that threads have claimed.

@@ -131,8 +131,8 @@ def draft_along(
 def _drafting_rows(rows: Rows) -> Tensor:
     """Return the indices of the rows that predict draft tokens.
 
-    The result contains one index for each row that ends in a draft token, in the order of these
-    rows: the index of the row that predicts the draft token.
+    The result has one entry for each row whose own token is a draft token, in the order of these
+    rows. The entry is the index of the row that predicts this draft token.
     """
     pairs = list(zip(rows.positions.tolist(), rows.guessed.tolist(), strict=True))
     row_of = {pair: row for row, pair in enumerate(pairs)}

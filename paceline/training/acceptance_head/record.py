@@ -2,9 +2,9 @@
 
 The method is that of SpecDec++ (Huang et al. 2024, section 3.3).
 
-Let X be the target's answer to a prompt, either generated for the recording or read from a file of
-`paceline record`. The draft model reads the prompt and X. At every position i, it samples a draft
-token Y_i, as in decoding. The label is the probability that the target accepts Y_i:
+Let X be the target's answer to a prompt, either generated for the recording or read from a file
+that `paceline record` wrote. The draft model reads the prompt and X. At every position i, it
+samples a draft token Y_i, as in decoding. The label is the probability that the target accepts Y_i:
 
     P_i = min(1, target probability / draft probability)
 
@@ -13,8 +13,8 @@ features are the hidden states of the draft model when it reads Z. The recording
 positions with Y_i.
 
 There are two differences from the authors' code. First, the sampling parameters (temperature,
-top_k, top_p, min_p) change the distributions of target and draft model, as in decoding. Second, one
-answer may yield several mixed sequences.
+top_k, top_p, min_p) change the distributions of both models, as in decoding. Second, one answer may
+yield several mixed sequences.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class RecordConfig:
         keep: Probability that a position of a mixed sequence keeps the target's token instead of a
             draft token (the paper's r); at least 0 and less than 1. The higher this probability,
             the more the training inputs resemble those in decoding.
-        mixtures: Number of training sequences per answer that mix tokens of both models (1 in the
+        mixtures: Number of training sequences per answer, each with tokens of both models (1 in the
             paper); at least 1. For a draft model that uses the target's hidden states, mixtures is
             the number of draft tokens recorded after each token.
         sampling: Sampling parameters for the target. Prompt number n uses seed + n as its seed.

@@ -26,7 +26,8 @@ class Chains:
     Attributes:
         chains: Expected number of draft chains in all answers.
         accepted: Expected number of accepted tokens at each chain position, [K].
-        agreed: Sum of the acceptance probabilities of all answer tokens at the start of a chain.
+        agreed: Acceptance probability at the start of a chain, summed over all answer tokens except
+            the first token of each answer.
         places: Number of answer tokens in this sum.
     """
 

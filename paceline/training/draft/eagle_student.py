@@ -46,7 +46,7 @@ from paceline.training.text_chunks import TextChunk, token_counts
 
 
 class EagleStudent:
-    """A draft model that is being trained, and reads the target's hidden states.
+    """A draft model in training that reads the target's hidden states.
 
     Args:
         target: Target model, whose hidden states the draft model reads.

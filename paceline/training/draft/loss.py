@@ -3,7 +3,7 @@
 There are two losses. `distillation_loss` receives the target's most likely tokens and their
 probabilities. `states_loss` receives the target's hidden states, from which the LM head computes
 the full distribution. Both losses compute their gradients in the forward pass, while the logits are
-available. Autograd would take three times as long.
+available. Autograd would take three times as long as this method.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class DraftData:
     """The texts for training a draft model.
 
     Attributes:
-        answers: Answers of the target to train on.
-        texts: Other texts to train on.
-        held_out: Answers of the target for validation.
+        answers: The target's answers, for training.
+        texts: Other texts, for training.
+        held_out: The target's answers, for validation.
     """
 
     answers: list[TextChunk]

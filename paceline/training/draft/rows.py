@@ -1,8 +1,8 @@
 """Arrange the rows of a forward pass that trains or evaluates an EAGLE model.
 
-Each row of the forward pass stands for one position of a text and a number of guesses. With n
-guesses, the row treats the last n tokens, up to and including its position, as draft tokens. For
-example, at position 5:
+Each row of the forward pass stands for one position of a text and a number of guesses. A row with n
+guesses treats the last n tokens, up to and including its position, as draft tokens. For example, at
+position 5:
 
     no guesses      the target has chosen tokens 0 to 5
     two guesses     the target has chosen tokens 0 to 3, and tokens 4 and 5 are draft tokens
@@ -28,8 +28,8 @@ class Rows(NamedTuple):
 
     Attributes:
         positions: Position of each row in the text, [rows].
-        guessed: Number n of guesses of each row, [rows]. The last n tokens, up to and including the
-            row's position, are draft tokens.
+        guessed: Number of guesses n for each row, [rows]. The last n tokens, up to and including
+            the row's position, are draft tokens.
         mask: Entry [i, j] is True if row i attends to row j, bool [rows, rows].
     """
 
@@ -89,8 +89,8 @@ class Rows(NamedTuple):
     def with_drafts(self) -> Rows:
         """Return these rows, followed by a copy of each row that has guesses.
 
-        No other row attends to a copy, so the caller can replace the copy's token by another draft
-        token.
+        No other row attends to a copy, so the caller can replace the copy's token with another
+        draft token.
         """
         again = (self.guessed > 0).nonzero()[:, 0]
         count, added = len(self.positions), len(again)

@@ -1,9 +1,9 @@
 """Sample rows of the target's LM head for a training step.
 
 Computing logits for the whole reduced vocabulary would take half the time of a step, although a few
-tokens have nearly all the probability. A step therefore uses the frequent tokens, the tokens in its
-texts, and a random sample of the others. Each sampled token represents several tokens, so the
-logarithm of their number is added to the sampled token's logit. This method is called sampled
+tokens account for nearly all the probability. A step therefore uses the frequent tokens, the tokens
+in its texts, and a random sample of the others. Each sampled token represents several tokens, so
+the logarithm of their number is added to the sampled token's logit. This method is called sampled
 softmax (Bengio and Senecal 2008; Jean et al. 2015).
 """
 

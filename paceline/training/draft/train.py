@@ -130,7 +130,7 @@ class DraftTrainer(Trainer):
         return kind, self._student.loss(batch, progress.steps)
 
     def validate(self, losses: dict[str, float]) -> str:
-        """Compute held-out acceptance; store the checkpoint and the best draft model."""
+        """Evaluate on held-out answers, and save the checkpoint and the best draft model."""
         config, progress = self._config, self.progress
         chains = self._student.acceptance(self._held_out, config.length)
         minutes, scores = progress.seconds / 60, (chains.agreement, chains.per_chain)

@@ -30,8 +30,8 @@ class States:
     Attributes:
         states: Input to the LM head after each token, [n, hidden].
         token_ids: Token ids, [n].
-        positions: Indices into `token_ids` of all tokens with at least `TRAINED_LEVELS` later
-            tokens in the same chunk.
+        positions: Positions in `token_ids` after which the same chunk contains at least
+            `TRAINED_LEVELS` more tokens.
         answers: Those entries of `positions` that are inside answers.
     """
 

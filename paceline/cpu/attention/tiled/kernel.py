@@ -46,7 +46,7 @@ _COLUMN_TILES = COLUMN_SUMS, COLUMN_WEIGHTS
 
 
 def suits(kind: int, dim: int, value_dim: int) -> bool:
-    """Return whether this kernel supports a number format and the sizes of a head.
+    """Return whether this kernel supports a number format and a head size.
 
     Args:
         kind: Number format of queries, keys and values.
@@ -57,7 +57,7 @@ def suits(kind: int, dim: int, value_dim: int) -> bool:
 
 
 def _attend(call_address: int) -> int:
-    """Process tiles of queries until none is left; return the number of tiles.
+    """Process tiles of queries; return how many this thread processed.
 
     Args:
         call_address: Address of an `AttentionCall`.

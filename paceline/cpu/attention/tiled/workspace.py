@@ -62,8 +62,8 @@ class QueryTile(NamedTuple):
     """Queries of one batch row and key head that a thread processes together.
 
     A column is a query token. The key head is shared by `groups` query heads, so every column has
-    `groups` queries. Query i of a row belongs to column i // groups, and to query head i % groups
-    of these heads.
+    `groups` queries. Query i of a row belongs to column i // groups, and to the query head with
+    index i % groups among those that share the key head.
 
     Attributes:
         head: Index of the key head.
@@ -77,7 +77,7 @@ class QueryTile(NamedTuple):
         base: Index of the first key that the tile's first column sees, in text order.
         runs: Runs of visible keys; see `VisibleRanges`.
         begin: Index of the first run for each column of the row.
-        straight: Number of leading keys, in text order, for which key i has cache position i.
+        straight: Number of leading keys, in text order, whose cache positions are 0, 1, 2, ...
         tail: Cache positions of the other keys, in text order.
     """
 
@@ -100,8 +100,8 @@ class QueryTile(NamedTuple):
 def queries_per_block(groups: int) -> int:
     """Return the maximum number of queries in a block.
 
-    A block contains whole columns, or a part of one column. A column consists of the `groups` query
-    heads of one token that share a key head.
+    A block contains whole columns, or a part of one column. A column consists of one token's
+    queries in the `groups` query heads that share a key head.
     """
     return SIDE // groups * groups if groups <= SIDE else SIDE
 
@@ -145,7 +145,7 @@ def cache_position(tile: QueryTile, ordinal: int) -> int:
 
 @inlined
 def value_of(call: AttentionCall, tile: QueryTile, ordinal: int) -> int:
-    """Return the address of the value of the key with a given index in text order."""
+    """Return the address of a key's value, given the key's index in text order."""
     return int(tile.value + cache_position(tile, ordinal) * call.value_stride)
 
 
