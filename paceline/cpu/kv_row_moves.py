@@ -1,6 +1,6 @@
 """Move accepted rows of the KV cache in all layers with one compiled call.
 
-torch would need a call per layer and tensor, which takes longer than the copies themselves.
+torch would need a call per layer and tensor. The calls would take longer than the copies.
 """
 
 from __future__ import annotations

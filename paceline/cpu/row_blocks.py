@@ -13,7 +13,7 @@ from paceline.util.compiled import inlined
 
 @inlined
 def count_blocks(num_rows: int) -> int:
-    """Return the number of blocks that contain `num_rows` rows."""
+    """Return the number of blocks that `num_rows` rows require."""
     return (num_rows + ROWS - 1) // ROWS
 
 

@@ -35,7 +35,7 @@ def require_same_settings(folder: Path, settings: dict[str, Any], stored: dict[s
 
 
 class CheckpointFile:
-    """A checkpoint file with tensors and JSON values, which is written atomically.
+    """An atomically written checkpoint file with tensors and JSON values.
 
     The file's header states the kind, the version and a checksum of the JSON values.
 

@@ -136,7 +136,7 @@ class CodeFiles:
     def _path_of(self, key: tuple[Any, ...]) -> Path | None:
         """Return the file for a key; None if the key contains a memory address.
 
-        If an argument is itself a compiled function, its type contains an address, which differs
+        If an argument is itself a compiled function, its type contains an address that differs
         between processes. Such code is stored only as part of its caller's code.
         """
         signature = key[0]

@@ -97,7 +97,7 @@ def attention_by_position(
 
 
 def queries_per_tile(keys: int, groups: int, columns: int, tiled: bool) -> int:
-    """Return the maximum number of queries in a tile, which one thread processes.
+    """Return the maximum number of queries that a thread processes together (a tile).
 
     Args:
         keys: Number of keys in the longest row.

@@ -275,7 +275,7 @@ def _write_square(
 ) -> None:
     """Write two tiles of sums (16 rows) or four tiles (32 rows) to the output tensor.
 
-    Tiles with even indices contain the first 16 outputs, and the others the next 16 outputs.
+    Tiles with even indices contain the first 16 outputs, and tiles with odd indices the next 16.
     """
     for tile in range(tiles):
         if tile % 2 * amx.SIDE < width:

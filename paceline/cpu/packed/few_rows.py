@@ -191,7 +191,7 @@ def _blocks_of(call: FewRowsCall, output: int) -> int:
 
 @inlined
 def _fetch_rows(call: FewRowsCall, first: int) -> None:
-    """Prefetch the blocks of eight outputs, which the file may store far apart."""
+    """Prefetch the blocks of eight outputs; the file may store the blocks far apart."""
     for output in range(first, first + OUTPUTS):
         source = _blocks_of(call, output)
         for offset in range(0, call.blocks_row_bytes, LINE):

@@ -17,7 +17,7 @@ from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 
 class TreeCall:
-    """The first fields of all calls for trees: `TokenTree.addresses`, and two sizes."""
+    """The first fields of every call for a tree: `TokenTree.addresses`, and two sizes."""
 
     slots: int
     pending: int

@@ -1,4 +1,4 @@
-"""Record training data for acceptance heads (SpecDec++); train and evaluate heads.
+"""Train and evaluate acceptance heads (SpecDec++), and record their training data.
 
 The package also calibrates the probabilities that trained heads predict.
 """

@@ -28,7 +28,7 @@ from paceline.util.options import flat
 
 @dataclass(frozen=True, slots=True)
 class TargetAnswers:
-    """Prompts and the target's answers, which `batch` provides on demand.
+    """Prompts and the target's answers; `batch` provides the answers on demand.
 
     Attributes:
         prompts: Token ids of each prompt, sorted by length to reduce padding.

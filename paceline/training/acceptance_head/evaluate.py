@@ -153,7 +153,7 @@ def write_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
 
 
 def draw_judgement(judgement: AcceptanceReport, path: str | Path) -> None:
-    """Plot observed against predicted acceptance for each predictor as a PNG file.
+    """Plot observed against predicted acceptance for each predictor, as a PNG file.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file cannot be written.

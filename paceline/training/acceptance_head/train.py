@@ -2,9 +2,9 @@
 
 The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
 from the paper. First, the weight of rejections makes the raw head predict too many rejections.
-Training therefore fits a scale and a shift of the head's logit to development prompts, without the
-weight (Platt 1999). Second, the last layer starts as a logistic regression on scalars that are
-computed from the draft distribution.
+Training therefore fits a scale and a shift of the head's logit to development prompts, with equal
+weights for rejections and acceptances (Platt 1999). Second, the last layer starts as a logistic
+regression on scalars that are computed from the draft distribution.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def loss_shares(rows: Rows, chunks: Sequence[TextChunk]) -> tuple[Tensor, Tensor
     """Find the rows that are not padding, and their weights in the loss.
 
     Args:
-        rows: Rows of the forward pass, which are the same for each chunk.
+        rows: Rows of the forward pass. Every chunk has the same rows.
         chunks: The b chunks of the batch.
     Returns:
         A mask of the rows that are not padding, [b, rows], and the weights of the n rows that the

@@ -53,8 +53,8 @@ class Rows(NamedTuple):
     def for_training(length: int, chain: int, offset: int, first: int) -> Rows:
         """Create the rows for a training step.
 
-        The first `length` rows are the positions of the text, without guesses. The other rows
-        belong to draft chains, which start at regular intervals: one row per draft token.
+        The first `length` rows are the positions of the text, without guesses. The other rows are
+        the tokens of draft chains that start at regular intervals, with one row per draft token.
 
         Args:
             length: Number of tokens in the text.

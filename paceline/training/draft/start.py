@@ -52,7 +52,7 @@ def load_start(model: nn.Module, start: str) -> None:
     """Copy the weights of another draft model, but not its reduced vocabulary.
 
     Args:
-        model: Draft model to train, which receives the weights.
+        model: Draft model that receives the weights and will be trained.
         start: Draft model to copy from: directory, hub id or built-in name.
     Raises:
         ConfigError: The draft model cannot be loaded, or has a different shape.

@@ -72,7 +72,7 @@ class DraftHeadData:
         model: Target model.
         training: Hidden states of the training text.
         held_out: Hidden states of the held-out answers, for validation.
-        card: Description of the draft head, which its file stores.
+        card: Description of the draft head, stored in the head's file.
     """
 
     model: CachedLM
