@@ -17,7 +17,10 @@ PLAIN = "none"
 SPEEDUP = (
     "speed-up: tokens/s relative to plain decoding in the same engine, on the hardware named above."
 )
-CPU_TIME = "CPU time: speed-up in processor time, which other jobs on the machine affect less."
+CPU_TIME = (
+    "CPU time: speed-up in processor time. Other jobs on the machine affect processor time less"
+    " than elapsed time."
+)
 CONVENTION = (
     "S, the step compression, is the number of tokens per forward pass: (new tokens - 1) /"
     " (target forward passes - prefill forward passes). With plain decoding, S is exactly 1."

@@ -22,7 +22,7 @@ def llama_cpp_answers() -> str:
     setup = (
         f"SmolLM2-135M-Instruct (Q4_1) answered {content['answers']} questions from GSM8K in"
         f" {content['library']}, on one thread of an {content['processor']} processor. The engine"
-        f" verified all drafts, up to {content['max_nodes']} nodes per step."
+        f" verified all drafts, with at most {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])
 
@@ -76,8 +76,8 @@ def llama_cpp_tokens() -> str:
         )
         lines.append(f"| `{row['drafter']}` | {first:.3f} | {second:.3f} | {first / second:.3f} |")
     setup = (
-        f"Both engines ran the same {content['prompts']} texts of {content['tokens']} tokens with"
-        f" the same Q4_1 file ({content['library']}). The engines verified all drafts, up to"
-        f" {content['max_nodes']} nodes per step."
+        f"Both engines generated the same {content['prompts']} texts of {content['tokens']} tokens"
+        f" with the same Q4_1 file ({content['library']}). The engines verified all drafts, with"
+        f" at most {content['max_nodes']} nodes per step."
     )
     return "\n".join([*lines, "", setup])

@@ -67,8 +67,8 @@ def recurrence_times() -> str:
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
         "The column *1 token* shows the CPU time of a forward pass over one token. The other"
-        " columns show CPU times relative to that time. The models have 8 layers, which are as wide"
-        " as those of a model with 0.8 B parameters. The models ran in"
+        " columns show CPU times relative to this column. The models have 8 layers, which are as"
+        " wide as those of a model with 0.8 B parameters. The models ran in"
         f" {content['dtype']} on one thread of an {content['processor']} processor. paceline's"
         " kernels also computed the matrix products."
     )
@@ -90,9 +90,9 @@ def hybrid_speed() -> str:
         "CPU time of LFM2 with 8 layers of width 1024"
         f" ({content['parameters'] / 1e6:.0f} M parameters), in {content['dtype']} on one thread of"
         f" an {content['processor']} processor. For this test, the model was"
-        f" trained at width 128 to repeat such lines, and was then enlarged. Each run has 12 new"
-        f" texts. {content['equal_answers']} of"
-        f" {content['answers']} answers are identical with and without drafting."
+        f" trained at width 128 to repeat such lines, and was then enlarged. Each run uses 12 new"
+        f" texts. With drafting, {content['equal_answers']} of"
+        f" {content['answers']} answers are the same as without drafting."
     )
     return "\n".join([*lines, "", setup])
 

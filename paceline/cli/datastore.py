@@ -37,8 +37,9 @@ Inputs = Annotated[
         name="INPUT",
         required=True,
         help="File to add: .jsonl, .txt, .npy (token ids) or .parquet; or a data set, written as"
-        " datasets:NAME@SPLIT; repeatable. Each .jsonl record is an answer from `paceline record`,"
-        " or has the field text, the field messages, or the fields prompt and output.",
+        " datasets:NAME@SPLIT; repeatable. Each line of a .jsonl file contains an answer from"
+        " `paceline record`, or the field text, the field messages, or the fields prompt and"
+        " output.",
     ),
 ]
 Tokenizer = Annotated[

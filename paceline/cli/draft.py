@@ -46,8 +46,8 @@ def train(
     Example: paceline draft train smollm2 --recording answers.jsonl --out draft
 
     Args:
-        out: Folder for the best draft model so far. At the end of training, the command also
-            writes the learning curve to this folder.
+        out: Folder in which the best draft model so far is stored. At the end, the command
+            also writes the learning curve to this folder.
         texts: Text or chat file for pre-training (.jsonl, .txt, .npy, .parquet), with the fields
             that `paceline datastore` reads; repeatable. Default: none.
     """

@@ -158,8 +158,8 @@ def calibrate(
 ) -> None:
     """Measure the cost of each stopping threshold, and store the costs.
 
-    The command decodes prompts with each threshold, and stores the costs in the head's card (its
-    metadata). A drafter with threshold=auto uses the stored costs.
+    The command decodes prompts with each threshold, and stores the costs in the card (the
+    head's metadata). A drafter with threshold=auto uses the stored costs.
 
     Example: paceline head calibrate demo head recording --limit 20
 

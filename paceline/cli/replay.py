@@ -76,8 +76,8 @@ def replay(
     Example: paceline replay answers.jsonl --drafters prompt_lookup,sssd
 
     Args:
-        datastore: Folder of the datastore for drafters whose spec does not name a datastore;
-            'demo' is the built-in datastore. Default: none.
+        datastore: Folder of the datastore for drafters whose spec does not name one; 'demo'
+            is the built-in datastore. Default: none.
         limit: Maximum number of answers per file; at least 1. Default: all answers.
     """
     if limit is not None and limit < 1:

@@ -36,10 +36,10 @@ class ModelOptions:
         threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
         batch_invariant: Make answers bit-identical with any drafts and any other requests in the
             batch; auto enables this if the slowdown is below 5 %.
-        unpack: Convert a GGUF file to a bfloat16 checkpoint in the cache; --no-unpack uses its
-            packed weights on any CPU. Default: convert only if the processor has neither
-            AVX512_BF16 nor AMX.
-        weights: On a CPU, pack the weights of a safetensors checkpoint as q8_0 or q4_k. This
+        unpack: Convert a GGUF file to a bfloat16 checkpoint and store it in the cache; --no-unpack
+            computes with the file's packed weights on any CPU. Default: convert only if the
+            processor has neither AVX512_BF16 nor AMX.
+        weights: On a CPU, pack the weights of a safetensors checkpoint as q8_0 or q4_k. Packing
             changes the model. Default: the weights are not packed.
         engine: Library that runs the target: transformers, or llama.cpp for a GGUF file.
 
@@ -72,8 +72,9 @@ class PromptOptions:
     """Options that select prompts from files.
 
     Attributes:
-        prompts: File with prompts, as for `generate --file`; repeatable. If the tokenizer has a
-            chat template, each prompt is a user message. Default: the built-in prompts.
+        prompts: File with prompts, in a format that `generate --file` accepts; repeatable. If the
+            tokenizer has a chat template, each prompt is a user message. Default: the built-in
+            prompts.
         limit: Maximum number of prompts per file; at least 0; 0 uses all.
         every: Use only every n-th prompt in a file; at least 1. --limit counts only the selected
             prompts.

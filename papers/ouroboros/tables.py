@@ -70,8 +70,8 @@ def table_1(study: MatchStudy | None) -> Table:
             f"{task.task} {task.verifications} ({task.rejected})" for task in study.tasks
         )
         notes.append(
-            f"Prompts answered: {study.prompts}. Verifications per task, with those that"
-            f" rejected a token in parentheses: {verified or 'none'}."
+            f"Prompts answered: {study.prompts}. Verifications per task (in parentheses:"
+            f" those that rejected a token): {verified or 'none'}."
         )
     title = f"Table 1: accepted and matching tokens out of {MATCH_GAMMA} draft tokens"
     return Table.of(title, ["per verification", *means], rows, notes, ".1f")
@@ -174,13 +174,14 @@ def table_4(result: OuroborosResult) -> Table:
         )
     notes = (
         f"Each category of prompts counts as a task; prompts per task: {size} (in the paper:"
-        f" {TASK_SIZE} for each of four tasks). CN: how many prompts of"
-        f" the same task follow one another, out of {TASK_SIZE} as in the paper. The number in"
-        " parentheses is CN scaled to the number of prompts per task in this run.",
-        "Each order of the prompts is measured in a separate run. A drafter with a cold pool and"
-        " one with a warm pool, both with default options, take turns on each prompt. speed-up:"
-        " tokens/s relative to the cold drafter in the same run. The paper's speed-ups are"
-        " relative to a cold run in the paper: the shuffled run, or the run with CN = 20.",
+        f" {TASK_SIZE} for each of four tasks). CN: number of"
+        f" consecutive prompts from one task, if each task has {TASK_SIZE} prompts. The number in"
+        " parentheses is CN, scaled to the number of prompts per task in this run.",
+        "Each order of the prompts was measured in a separate run. Two drafters with default"
+        " options answered each prompt in turn, one with a cold pool and one with a warm pool. speed-up:"
+        " tokens/s relative to the cold drafter in the same run. In the paper's columns, the"
+        " shuffled run is compared with the shuffled cold run, and every other run with the cold"
+        " run for CN = 20.",
     )
     return Table.of(
         "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes

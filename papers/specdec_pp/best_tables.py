@@ -51,7 +51,7 @@ def table_1_measured(result: SpecDecResult) -> Table:
         "Each row compares the fastest setting of SpecDec with the fastest setting of SpecDec++,"
         f" by measured tokens/s. {SPEEDUP}",
         "gain: tokens/s relative to the best fixed K. The CPU gain is the same ratio in processor"
-        " time, which other jobs on the machine affect less.",
+        " time. Other jobs on the machine affect processor time less than elapsed time.",
         *(
             ()
             if any(pick.auto for pick in measured)

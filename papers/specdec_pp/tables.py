@@ -71,8 +71,8 @@ def section_2_1(result: SpecDecResult) -> Table:
     notes = (
         "The oracle drafts up to the next token on which the models differ (lemma 2.1), so it"
         " discards no tokens. The paper's figures are for Alpaca.",
-        "by Eq. 2.3: tokens/s that equation 2.3 of the paper computes from N_target/N, N_disc/N and"
-        f" the times in table 2. {SPEEDUP}",
+        "by Eq. 2.3: tokens/s calculated with equation 2.3 of the paper, from N_target/N, N_disc/N"
+        f" and the times in table 2. {SPEEDUP}",
         *((part.equality(),) if part else ()),
     )
     shown = [
@@ -111,7 +111,7 @@ def table_2(result: SpecDecResult) -> Table:
     notes = [
         "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1),"
         " fitted by least squares to the time T of each answer. The fit includes the forward"
-        " passes over the prompts. R2: share of the variance in answer times that the fit explains."
+        " passes over the prompts. R2: share of the variance in answer times explained by the fit."
         " cpu: the same fit, but to processor time instead of elapsed time.",
         "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
         " GPUs. All R2 values in the paper are at least 0.98.",
@@ -119,8 +119,9 @@ def table_2(result: SpecDecResult) -> Table:
     if result.pair_times is not None:
         draft, target = result.pair_times
         notes.append(
-            "Equation 2.3 of the paper needs the times of a draft and of a target forward pass:"
-            f' {1e3 * draft:.2f} and {1e3 * target:.2f} ms, from the row "both together".'
+            'Equation 2.3 of the paper uses the times in the row "both together":'
+            f" {1e3 * draft:.2f} ms for a draft forward pass and {1e3 * target:.2f} ms for a target"
+            " forward pass."
             f" A target forward pass takes {target / draft:.1f} times as long as a draft forward"
             f" pass. In the paper, it takes {PAPER_RATIO:.1f} times as long."
         )
@@ -200,16 +201,16 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         "Each row compares the acceptance head with another rule for the draft length, the rival."
         " A rule's Pareto front consists of its best settings: no other setting has both"
         " fewer target forward passes and fewer discarded tokens. in reach: number of settings on"
-        " the rival's Pareto front whose discard rate is in the range of the head's Pareto front."
+        " the rival's Pareto front with a discard rate in the range that the head's front covers."
         " head below, head above: number of settings in reach for which the head needs fewer"
-        " (below) or more (above) target forward passes than the rival at the same discard rate."
+        " target forward passes than the rival (below) or more (above), at the same discard rate."
         " Values between the points of the head's front are interpolated linearly.",
-        "forwards: the number of target forward passes with the head, divided by the number with"
-        " the rival at the same discard rate; mean over the settings. discards: the number of"
-        " discarded tokens with the head, divided by the number with the rival for the same number"
-        " of target forward passes; mean over the settings. latency gain: the lowest latency with"
-        " the rival rule, divided by the lowest latency with the head. Equation 2.3 of the paper"
-        " gives the latencies, with the paper's ratio: a target forward pass takes as long as"
+        "forwards: target forward passes with the head, divided by those with the rival at the"
+        " same discard rate; mean over the settings. discards: discarded tokens with the head,"
+        " divided by those with the rival for the same number of target forward passes; mean over"
+        " the settings. latency gain: the lowest latency with the rival, divided by the lowest"
+        " latency with the head. The latencies are calculated with the paper's equation 2.3 and the"
+        " paper's ratio of times: a target forward pass takes as long as"
         f" {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]

@@ -37,11 +37,11 @@ class LoadOptions:
     Attributes:
         users: Numbers of simultaneous users, separated by commas; each at least 1. Each user waits
             for an answer before sending the next request.
-        rates: Arrival rates of random requests, separated by commas; each above 0, at most 2. At
-            rate 1, as many requests arrive as the server can answer without speculation. Default:
-            none.
-        contexts: Context lengths of the prompts, separated by commas: short, medium or long. A
-            short context is only the prompt; medium and long contexts add text before it.
+        rates: Arrival rates of random requests, as multiples of the server's capacity without
+            speculation; separated by commas; each above 0, at most 2. Default: none.
+        contexts: Context lengths of the prompts, separated by commas: short, medium or long. With
+            short, the command sends each prompt unchanged. With medium or long, it inserts other
+            prompts before each prompt.
         medium: Number of tokens in a medium prompt; at least 8.
         long: Number of tokens in a long prompt; at least 8.
         requests: Number of requests per load; at least 0. With 0, each user sends two requests, and

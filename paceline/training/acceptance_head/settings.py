@@ -35,9 +35,9 @@ class RecordConfig:
         keep: Probability that a position of a mixed sequence keeps the target's token instead of a
             draft token (the paper's r); at least 0 and less than 1. The higher this probability,
             the more the training inputs resemble those in decoding.
-        mixtures: Number of training sequences per answer, each with tokens of both models (1 in the
-            paper); at least 1. For a draft model that uses the target's hidden states, mixtures is
-            the number of draft tokens recorded after each token.
+        mixtures: Number of training sequences per answer; each sequence mixes tokens of both
+            models; at least 1. The paper uses 1. For a draft model that uses the target's hidden
+            states, this option is the number of draft tokens recorded after each token.
         sampling: Sampling parameters for the target. Prompt number n uses seed + n as its seed.
             Penalties and min_tokens are not supported.
         batch: Number of prompts that are answered together and stored in one file; at least 1.
@@ -87,11 +87,11 @@ class TrainConfig(TrainingSettings):
         batch: Number of positions per training step; at least 1.
         lr: Peak learning rate of AdamW; above 0.
         seed: Random seed for the split, weight initialisation and data order.
-        note: Text for the head's card (its description), such as sources and licences of the
-            prompts. Default: none.
+        note: Text for the card (the head's metadata), such as sources and licences of the prompts.
+            Default: none.
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
-        reject_weight: Weight of rejections in the loss (the paper's w_rej); above 0. Acceptances
-            have weight 1.
+        reject_weight: Weight of rejected tokens in the loss (the paper's w_rej), relative to
+            accepted tokens; above 0.
         scalars: Whether the last layer also uses scalars computed from the draft distribution; not
             in the paper.
         epochs: Number of passes over the recordings; at least 1.

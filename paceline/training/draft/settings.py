@@ -59,15 +59,15 @@ class DraftTraining(TrainingSettings):
             An "eagle" draft model works only with its target and only in paceline. "eagle3" also
             uses hidden states, and is saved as an EAGLE-3 head in the format of the speculators
             library, which vLLM can load. "independent" uses only tokens.
-        reads_at: For "eagle": depth of a second target layer whose states the draft model uses, as
-            a share of the target's layers; from 0 to 1. With 0, the draft model uses only the
-            target's last layer.
+        reads_at: For "eagle": depth of a second target layer whose hidden states the draft model
+            reads. The depth is a fraction of the target's number of layers, from 0 to 1. With 0,
+            the draft model reads only the target's last layer.
         hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 for
             "independent". "eagle3" always uses the hidden size of the target.
         layers: Number of decoder layers; at least 0. 0 uses 2 layers for "eagle", 3 for
             "independent" and 1 for "eagle3".
         neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size for
-            "eagle", 4 times the hidden size for "independent", and the target's for "eagle3".
+            "eagle", 4 times the hidden size for "independent", and the target's size for "eagle3".
         start: Start from the shape and the weights of this draft model; not for "eagle3". Default:
             none.
         minutes: Training time in minutes, including validation; above 0. When you resume a run, you
