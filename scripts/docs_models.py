@@ -67,8 +67,8 @@ def recurrence_times() -> str:
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
         "The column *1 token* shows the CPU time of a forward pass over one token. The other"
-        " columns show CPU times relative to this column. The models have 8 layers, which are as"
-        " wide as those of a model with 0.8 B parameters. The models ran in"
+        " columns show CPU times relative to this column. The models have 8 layers, as wide as"
+        " the layers of a model with 0.8 billion parameters. The models ran in"
         f" {content['dtype']} on one thread of an {content['processor']} processor. paceline's"
         " kernels also computed the matrix products."
     )

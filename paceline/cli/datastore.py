@@ -95,7 +95,7 @@ def build(
     Args:
         vocab_size: Vocabulary size; at least 0. Every token id must be smaller than this number. 0
             uses the tokenizer's vocabulary size.
-        answers_only: Keep only the assistant's messages.
+        answers_only: Add only the answers (assistant messages and outputs), not the prompts.
         skip_invalid: Skip invalid records. Without this option, an invalid record stops the
             command.
     """
@@ -137,7 +137,7 @@ def add(
     Example: paceline datastore add store more.jsonl --tokenizer smollm2
 
     Args:
-        answers_only: Keep only the assistant's messages.
+        answers_only: Add only the answers (assistant messages and outputs), not the prompts.
         skip_invalid: Skip invalid records. Without this option, an invalid record stops the
             command.
     """

@@ -178,9 +178,9 @@ def table_4(result: OuroborosResult) -> Table:
         f" consecutive prompts from one task, if each task has {TASK_SIZE} prompts. The number in"
         " parentheses is CN, scaled to the number of prompts per task in this run.",
         "Each order of the prompts was measured in a separate run. Two drafters with default"
-        " options answered each prompt in turn, one with a cold pool and one with a warm pool. speed-up:"
-        " tokens/s relative to the cold drafter in the same run. In the paper's columns, the"
-        " shuffled run is compared with the shuffled cold run, and every other run with the cold"
+        " options answered each prompt in turn, one with a cold pool and one with a warm pool."
+        " speed-up: tokens/s relative to the cold drafter in the same run. In the paper's columns,"
+        " the shuffled run is compared with the shuffled cold run, and every other run with the cold"
         " run for CN = 20.",
     )
     return Table.of(

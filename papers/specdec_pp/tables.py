@@ -113,8 +113,8 @@ def table_2(result: SpecDecResult) -> Table:
         " fitted by least squares to the time T of each answer. The fit includes the forward"
         " passes over the prompts. R2: share of the variance in answer times explained by the fit."
         " cpu: the same fit, but to processor time instead of elapsed time.",
-        "The paper's columns show means over its data sets for Llama-2 7B and 70B on two A100"
-        " GPUs. All R2 values in the paper are at least 0.98.",
+        "The paper's columns show means over the paper's data sets. The authors measured Llama-2"
+        " 7B and 70B on two A100 GPUs. All R2 values in the paper are at least 0.98.",
     ]
     if result.pair_times is not None:
         draft, target = result.pair_times
