@@ -180,8 +180,8 @@ def table_4(result: OuroborosResult) -> Table:
         "Each order of the prompts was measured in a separate run. Two drafters with default"
         " options answered each prompt in turn, one with a cold pool and one with a warm pool."
         " speed-up: tokens/s relative to the cold drafter in the same run. In the paper's columns,"
-        " the shuffled run is compared with the shuffled cold run, and every other run with the cold"
-        " run for CN = 20.",
+        " the shuffled run is compared with the shuffled cold run, and every other run with the"
+        " cold run for CN = 20.",
     )
     return Table.of(
         "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes
