@@ -25,8 +25,8 @@ class DraftHeadTraining(TrainingSettings):
         neurons: Size of the hidden layer; at least 1. More neurons slow down every decode step.
         kept: Size of the reduced draft vocabulary, which contains the most frequent tokens in the
             training text; at least 1.
-        levels: Number of tokens that the head predicts ahead when drafting; at least 1. In training, the head
-            always predicts two tokens ahead.
+        levels: Number of tokens that the head predicts ahead when drafting; at least 1. In
+            training, the head always predicts two tokens ahead.
         epochs: Number of passes over the training text; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
         held_out: Hold out every n-th answer for validation; at least 2.
