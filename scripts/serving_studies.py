@@ -123,8 +123,8 @@ def second_turn(config: ServingConfig, prompts: Sequence[Prompt], llm: LLM, befo
         f"The first prompt of a chat has {before} tokens. With prefix reuse, the cache contains"
         f" {min(hits)} tokens of the second prompt, and the first token of the second answer takes"
         f" {_ms(fast, 0.5)}. Without prefix reuse, the cache contains {max(misses)} of these"
-        f" tokens, and the first token takes {_ms(slow, 0.5)}, which is {ratio:.1f} times as long."
-        f" Each time is the median of {TIMED_TURNS} measurements."
+        f" tokens, and the first token takes {_ms(slow, 0.5)}, {ratio:.1f} times the time with"
+        f" reuse. Each time is the median of {TIMED_TURNS} measurements."
     )
 
 
@@ -162,8 +162,8 @@ def intrusion(transport: Transport, prompts: Sequence[Prompt], llm: LLM, tokens:
         "Without other load, the 99th percentile of the gaps between the chunks of a stream is"
         f" {_ms(alone, 0.99)}, and the longest gap is {_ms(alone, 1)}. In a second run,"
         f" prompts of {tokens} tokens arrive during the stream, and the server admits {begun} of"
-        f" them. The 99th percentile of the gaps is then {_ms(disturbed, 0.99)}, which is"
-        f" {ratio:.1f} times as long, and the longest gap is {_ms(disturbed, 1)}."
+        f" them. The 99th percentile of the gaps then rises to {_ms(disturbed, 0.99)}, {ratio:.1f}"
+        f" times the value without load, and the longest gap is {_ms(disturbed, 1)}."
     )
 
 

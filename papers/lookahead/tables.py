@@ -77,16 +77,16 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
     notes = [_fit_note(measured, law)]
     if published and measured:
         notes.append(
-            f"The paper's own fit, for LLaMA-2-7B-chat on MT-Bench: alpha = {PAPER_LAW.alpha}, f ="
-            f" {PAPER_LAW.f}. With the paper's acceptance rate alpha and f, the"
+            f"For LLaMA-2-7B-chat on MT-Bench, the paper's own fit yields alpha ="
+            f" {PAPER_LAW.alpha} and f = {PAPER_LAW.f}. With the paper's values of alpha and f, the"
             f" root-mean-square error of S over the measured points is"
             f" {PAPER_LAW.residual(measured):.3f}. The public code keeps at"
             " most N - 2 tokens of a guess, whereas the formula assumes N - 1."
         )
     elif not published:
         notes.append(
-            "The scaling law ignores that this implementation also accepts window tokens, and that"
-            " it extends guesses from the pool."
+            "This implementation also accepts window tokens, and extends guesses with n-grams from"
+            " the pool. The scaling law accounts for neither."
         )
         notes += [result.figure.equality()] if result.figure else []
     title = f"Figure 4: S as a function of W = G, measured (fitted), with {steps}"
@@ -101,8 +101,9 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
     values = [point.compression for point in measured]
     return (
         "The scaling law (equations 5 to 7) is S = (f - 1 + E) / f, where E is the expected number"
-        " of tokens in a step with good guesses. Fitted to the measured points, the acceptance rate"
-        f" alpha is {law.alpha:.3f}, and on average one in f = {law.f:.3f} steps has good guesses."
+        " of tokens in a step with good guesses. The fit to the measured points yields the"
+        f" acceptance rate alpha = {law.alpha:.3f} and the constant f = {law.f:.3f}: on average,"
+        " one step in f has good guesses."
         f" The root-mean-square error of the step compression S is {law.residual(measured):.3f}"
         f" over {len(measured)} points with S from {min(values):.2f} to {max(values):.2f}. As in"
         " the paper, the prompt is not in the n-gram pool."
@@ -112,7 +113,7 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
 def table_3(result: LookaheadResult) -> Table:
     """Return table 3: several settings (N, W, G), with or without the prompt pool."""
     notes = (
-        "The paper's columns are for LLaMA-2-7B-chat on MT-Bench, with an A100 and"
+        "The paper's columns were measured with LLaMA-2-7B-chat on MT-Bench, on an A100 with"
         " FlashAttention. The paper's S (equation 6) is the number of generated tokens divided by"
         " the number of decoding steps.",
         SPEEDUP,

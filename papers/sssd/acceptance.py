@@ -28,8 +28,8 @@ from papers.sssd.result import (
 
 RIVALS = (published(BOTH), REST, PIA)  # compared with sssd in figures 4b and c
 PER_STEP = (
-    "Tokens per step are the accepted tokens and the bonus token; with plain decoding, the value"
-    " is 1. s_q counts the root of the tree."
+    "Tokens per step counts the accepted tokens and the bonus token, so plain decoding yields 1."
+    " s_q counts the root of the tree."
 )
 
 
@@ -150,7 +150,7 @@ def figure_5(result: SssdResult) -> Table:
     title, note = (
         "Figure 5: vocabularies",
         "The paper uses the vocabularies of Llama-2 (32,000 tokens) and Llama-3 (128,256 tokens)."
-        " With each vocabulary, it uses answers from the model that has this vocabulary."
+        " For each vocabulary, the paper uses answers from the model that has this vocabulary."
         f" {PICTURE}",
     )
     if vocabularies is None:
@@ -169,7 +169,7 @@ def figure_5(result: SssdResult) -> Table:
         for name, size in vocabularies.sizes.items()
     )
     notes = (
-        f"Each vocabulary encodes the same answers and the same datastore. {known}.",
+        f"The same answers and the same datastore are encoded with each vocabulary. {known}.",
         *(
             []
             if len(vocabularies.sizes) > 1

@@ -207,8 +207,8 @@ def budgets(costs: CostStudy | None) -> Table:
         " number of bytes per value. A dash means that there is no solution: products of this width"
         " are always memory-bound. For the paper's device, the paper's equation gives b s_q ="
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, but the paper's text says {PAPER_BUDGET}.",
-        "this machine: FLOP/s, measured with a large matrix product, and bytes/s, measured with a"
-        " large sum, both in the model's dtype. Weights that fit into a cache are read faster.",
+        "this machine: FLOP/s were measured with a large matrix product, and bytes/s with a large"
+        " sum, both in the model's dtype. Weights that fit into a cache are read faster.",
     )
     shown = [
         Column("device and model"),

@@ -32,7 +32,7 @@ def test_every_study_has_a_note(studies: Any, tmp_path: Path) -> None:
     reused, recomputed = map(int, re.findall(r"the cache contains (\d+)", turn))
     assert reused >= 150
     assert recomputed < 10
-    (ratio,) = re.findall(r"([\d.]+) times as long", turn)
+    (ratio,) = re.findall(r"([\d.]+) times the time with reuse", turn)
     assert float(ratio) > 1
     assert "prompts of 150 tokens arrive" in gaps
     assert re.search(r"the server admits [1-9]\d* of them", gaps)

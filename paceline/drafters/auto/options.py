@@ -16,8 +16,8 @@ class AutoOptions:
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
             default, the drafter searches only the request and earlier answers.
-        max_context_ngram: Maximum context length, in tokens, of cached next-token distributions
-            (Token Recycling); at least 1, default 3.
+        max_context_ngram: Maximum length, in tokens, of the contexts whose next-token distributions
+            are cached (Token Recycling); at least 1, default 3.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
             draft budget, or to 16 without it. Without the budget, the trees of a batch have at most
             48 nodes in total.
@@ -38,8 +38,8 @@ class AutoOptions:
             budget, the head runs only while it saves time.
         pool_file: File in which the cached distributions are saved between runs. If the file
             exists, the drafter loads it. By default, the distributions are not saved.
-        other_tokenizer: Accept a draft model with a different tokenizer. Drafts are converted as
-            text, or contain only tokens that are in both vocabularies. Defaults to false.
+        other_tokenizer: Accept a draft model with a different tokenizer. The drafter converts the
+            drafted text, or drafts only tokens that are in both vocabularies. Defaults to false.
     """
 
     datastore: str | None = None

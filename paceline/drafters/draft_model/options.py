@@ -27,18 +27,19 @@ class DraftModelOptions:
     """Options of `draft_model`, which drafts with a small model.
 
     Attributes:
-        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. Defaults to
-            none, or to 5 with stop_rule=heuristic. Without K, the draft grows as long as the draft
-            model is confident, up to 24 tokens (3 in a batch of 8). With stop_rule=heuristic, K is
-            the maximum length of the first draft.
-        stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
-            probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
-            the entropy of its distribution. "heuristic" makes the next draft longer if the target
-            accepted the whole draft, and otherwise shorter. Defaults to "product".
+        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. Defaults to no
+            limit, or to 5 with stop_rule=heuristic. If K is not set, the draft grows as long as the
+            draft model is confident, up to 24 tokens (3 in a batch of 8). With stop_rule=heuristic,
+            K is the maximum length of the first draft.
+        stop_rule: Rule that decides when a chain ends. "product" uses the product of the draft
+            model's highest probabilities, "confidence" uses the probability of the newest token,
+            and "entropy" uses the entropy of its distribution. "heuristic" makes the next draft
+            longer if the target accepted the whole draft, and otherwise shorter. Defaults to
+            "product".
         stop_threshold: Drafting stops once the value that stop_rule computes falls below this
-            threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0.5 for trees,
-            and to a value that depends on stop_rule for chains. The value for chains is 0.4 with
-            "confidence" and "entropy". With "product", it is 0.1, or 0 if max_draft_tokens is set.
+            threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0.5 for trees and
+            0.4 for chains. With stop_rule=product, the default for chains is 0.1, or 0 if
+            max_draft_tokens is set.
         branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
             With branch_threshold=1, drafts are chains. Defaults to 0.06, or to 1 if
             max_draft_tokens is set. Sampled drafts ignore branch_threshold.
@@ -52,8 +53,8 @@ class DraftModelOptions:
             in the papers. "traverse" starts at the last draft token and accepts more tokens than
             "reject". With "follow", the draft model uses the same random noise as the target.
             Defaults to "reject".
-        other_tokenizer: Accept a draft model with a different tokenizer. Drafts are converted as
-            text, or contain only tokens that are in both vocabularies. Defaults to false.
+        other_tokenizer: Accept a draft model with a different tokenizer. The drafter converts the
+            drafted text, or drafts only tokens that are in both vocabularies. Defaults to false.
     """
 
     max_draft_tokens: int | None = None

@@ -25,9 +25,9 @@ class SssdOptions:
             draft budget, or to 7 without it. Without the budget, the trees of a batch have at most
             24 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
-        answer_cache_tokens: Maximum number of tokens from recent answers to cache and search; from
-            0 (disabled) to 1048576. Unfinished answers are included. Defaults to 262144, or to 0
-            with `fusion=paper` or `update_datastore`.
+        answer_cache_tokens: Maximum number of tokens from recent answers that are cached and
+            searched; from 0 (disabled) to 1048576. Unfinished answers are included. Defaults to
+            262144, or to 0 with `fusion=paper` or `update_datastore`.
         last_logits: Also propose the runner-up tokens in the target's last logits. Runner-up tokens
             are often correct one position later (LogitSpec). Requires `fusion=calibrated`; default
             false.

@@ -14,8 +14,8 @@ class TokenRecyclingOptions:
     """Options of `token_recycling`, which drafts from cached distributions.
 
     Attributes:
-        max_context_ngram: Maximum context length, in tokens, of cached next-token distributions; at
-            least 1, default 3. The paper uses 1.
+        max_context_ngram: Maximum length, in tokens, of the contexts whose next-token distributions
+            are cached; at least 1, default 3. The paper uses contexts of one token.
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
             draft budget, or to 16 without it. Without the budget, the trees of a batch have at most
             48 nodes in total.
