@@ -148,12 +148,12 @@ def _own(name: str, target: str, options: str, summary: str, needs: str = "") ->
 
 
 _OWN = (
-    _own(PLAIN, ":NoDrafter", ":NoOptions", "plain decoding, with empty trees"),
+    _own(PLAIN, ":NoDrafter", ":NoOptions", "plain decoding: every draft tree is empty"),
     _own(
         "prompt_lookup",
         ":PromptLookup",
         ":PromptLookupOptions",
-        "tokens that followed earlier occurrences of the newest n-gram, and frequent tokens",
+        "continuations of earlier occurrences of the newest n-gram, and frequent tokens",
     ),
     _own(
         "draft_model",
@@ -211,8 +211,8 @@ _OWN = (
         "auto",
         ".drafter:Auto",
         ".options:AutoOptions",
-        "one tree from retrieved text, the target's earlier predictions and hidden state, and any"
-        " draft model",
+        "a draft tree with tokens from retrieval, from the target's predictions and hidden state,"
+        " and from any draft model",
         "draft_model_if_given",
     ),
     _own(
