@@ -135,13 +135,13 @@ def _copied(result: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
 
 
 def _without_values(output: BucketOutput) -> BucketOutput:
-    """Return the output of a forward pass with `meta` tensors of the same shapes."""
+    """Return a forward pass's output with `meta` tensors in place of logits and states."""
     states = output.states
     if states is not None:
         below = [[_meta(tensor) for tensor in calls] for calls in states.below]
         head, last = ([_meta(each) for each in part] for part in (states.head, states.last))
         states = CapturedStates(head, below, last)
-    top = None if output.top is None else (_meta(output.top[0]), _meta(output.top[1]))
+    top = None if output.top is None else (output.top[0].clone(), output.top[1].clone())
     return BucketOutput(_meta(output.logits), states, top)
 
 

@@ -120,23 +120,6 @@ class NodeLogits:
         """Return the logits for the requests with the indices `rows`, in that order."""
         return self if list(rows) == list(range(len(self))) else self._selected(rows)
 
-    def at(self, nodes: Sequence[Sequence[int]]) -> NodeLogits:
-        """Return the logits at some nodes of each request, without hidden states.
-
-        Args:
-            nodes: For each request, indices into its rows: index 0 is the newest token, and index
-                1 + i is draft node i.
-        """
-        rows = [start + node for start, own in zip(self.starts, nodes, strict=True) for node in own]
-        counts = [len(own) for own in nodes]
-        if rows == list(range(len(self.flat))):
-            return replace(NodeLogits.from_rows(self.flat, counts), top=self.top)
-        (index,) = upload(self.flat.device, rows)
-        return replace(
-            NodeLogits.from_rows(self.flat[index], counts),
-            top=self.top and self.top.rows(lambda tensor: tensor[index]),
-        )
-
     def _selected(self, rows: Sequence[int]) -> NodeLogits:
         counts = [self.counts[row] for row in rows]
         starts = [self.starts[row] for row in rows]

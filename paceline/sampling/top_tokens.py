@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+from torch import Tensor
 
 from paceline.backend.resolve import topk_tokens
 from paceline.core.node_logits import NodeLogits, TopLogits
 from paceline.core.tree import IntArray
+from paceline.util.device_copies import upload
 
 
 def find_top_tokens(
@@ -21,7 +25,41 @@ def find_top_tokens(
         count: Number of tokens per row, at least 1.
         vocabulary_ids: Token id of each column of the logits. None means that column i is token i.
     """
-    count = min(count, logits.flat.shape[-1])
-    if logits.top is not None and logits.top.columns.shape[-1] == count:
+    if _found(logits, count) is not None:
         return logits
     return replace(logits, top=TopLogits(*topk_tokens(logits.flat, count), vocabulary_ids))
+
+
+def top_tokens_at(
+    logits: NodeLogits,
+    nodes: Sequence[Sequence[int]],
+    count: int,
+    vocabulary_ids: IntArray | None = None,
+) -> TopLogits:
+    """Return the `count` most likely tokens after some nodes of each request.
+
+    Args:
+        logits: Logits of a forward pass.
+        nodes: For each request, the nodes whose next tokens are wanted: 0 is the newest token, and
+            1 + i is draft node i.
+        count: Number of tokens per node, at least 1.
+        vocabulary_ids: Token id of each column of the logits. None means that column i is token i.
+    """
+    rows = [start + node for start, own in zip(logits.starts, nodes, strict=True) for node in own]
+    found = _found(logits, count)
+
+    def select(tensor: Tensor) -> Tensor:
+        is_all = rows == list(range(len(tensor)))
+        return tensor if is_all else tensor[upload(tensor.device, rows)[0]]
+
+    if found is not None:
+        return found.rows(select)
+    return TopLogits(*topk_tokens(select(logits.flat), count), vocabulary_ids)
+
+
+def _found(logits: NodeLogits, count: int) -> TopLogits | None:
+    """Return the most likely tokens that the forward pass has found, if it found `count`."""
+    found = logits.top
+    if found is None or found.columns.shape[-1] != min(count, logits.flat.shape[-1]):
+        return None
+    return found

@@ -19,7 +19,7 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.fixed_shapes import padded_bucket, runner
 from paceline.model.fixed_shapes.masks import MaskBuilder
 from paceline.model.fixed_shapes.settings import COLUMNS
-from paceline.sampling.top_tokens import find_top_tokens
+from paceline.sampling.top_tokens import find_top_tokens, top_tokens_at
 from tests.support import models
 from tests.support.attention import random_parents
 from tests.support.shared import Pair
@@ -116,10 +116,9 @@ def test_most_likely_tokens_equal_those_of_the_logits(num_top: int) -> None:
     assert expected is not None
     assert torch.equal(logits.top.columns, expected.columns)
     assert torch.equal(logits.top.probs, expected.probs)
-    chosen = logits.at([[2], [0, 1]])
-    assert chosen.top is not None
+    chosen = top_tokens_at(logits, [[2], [0, 1]], num_top)
     rows = [2, logits.starts[1], logits.starts[1] + 1]
-    assert torch.equal(chosen.top.columns, expected.columns[rows])
+    assert torch.equal(chosen.columns, expected.columns[rows])
     assert find_top_tokens(logits, num_top) is logits
     assert lm.forward_nodes(requests, trees).top is None
 

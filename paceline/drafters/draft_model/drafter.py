@@ -37,7 +37,7 @@ from paceline.drafters.shared.length_rules import LengthRule
 from paceline.drafters.shared.trees import outcome_of
 from paceline.model.cached_lm import CachedLM
 from paceline.sampling import sampler
-from paceline.sampling.top_tokens import find_top_tokens
+from paceline.sampling.top_tokens import top_tokens_at
 from paceline.util.device_copies import fetch, upload
 
 __all__ = ["DraftModel", "DraftModelOptions"]
@@ -229,9 +229,8 @@ def greedy_answers(
             needs no prediction.
         kept_ids: Token ids of a reduced vocabulary, [kept]; None means the whole vocabulary.
     """
-    predicted = logits.at([question.predicted if question else () for question in questions])
-    top = find_top_tokens(predicted, CHOICES, kept_ids).top
-    assert top is not None, "just found"
+    nodes = [question.predicted if question else () for question in questions]
+    top = top_tokens_at(logits, nodes, CHOICES, kept_ids)
     found = top.tokens(fetch(*top.tensors))
     likeliest = found.token_ids.tolist()
     choices = [tokens[0] for tokens in likeliest]
