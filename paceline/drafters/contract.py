@@ -119,8 +119,8 @@ def check_drafter(
     - Every tree follows the rules under varying node limits.
     - Greedy answers equal those of plain decoding. If the trees contain no sampling distributions,
       sampled answers also equal those of plain decoding.
-    - Stopping a request before its first draft, between two drafts, or twice does not affect other
-      requests.
+    - If a request is stopped before its first draft, between two drafts, or twice, other requests
+      are not affected.
     - The drafter keeps no state for a stopped request.
 
     The check cannot verify that the nodes were really sampled from the distributions in `probs`.
@@ -176,7 +176,7 @@ def check_aborts(
         budgets: Node limits to choose from at random.
     Raises:
         DrafterError: The drafter did not free its state for these requests, or an answer differs
-            from plain decoding.
+            from that of plain decoding.
     """
     # The limit is so large that no request ends on its own.
     generator, limit = random.Random(ABORT_SEED), 10 * max(map(len, answers))

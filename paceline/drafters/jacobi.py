@@ -64,7 +64,7 @@ class Jacobi(Drafter):
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Return a chain of guesses that ends before the last token of the block.
 
-        Positions without a guess get a random token from the prompt.
+        A position without a guess is filled with a random token from the prompt.
         """
         trees = []
         for request, limit in zip(requests, max_nodes, strict=True):

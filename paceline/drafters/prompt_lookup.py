@@ -196,7 +196,7 @@ def _frequent_confidence(branches: int, count: int) -> tuple[float, ...]:
 
 
 def _confidence(branch: int, match: int, count: int) -> list[float]:
-    """Return the acceptance probability of each new token, given its parent.
+    """Return each new token's acceptance probability, given an accepted parent.
 
     Args:
         branch: Number of branches already in the tree.

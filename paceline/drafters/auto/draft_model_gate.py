@@ -13,9 +13,9 @@ per token is at least the cost. The gate uses an upper confidence bound (UCB) of
 few bad trials do not close the gate. The faster the draft model is, the more evidence the gate
 requires before closing. A closed gate tries the draft model again with exponential back-off. Trials
 take at most a fixed share of the time, so the gate rarely tries a draft model that is slower than
-the target. A new gate starts with the measurements of the gate for the nearest number of requests.
-The gain depends little on the confidence of the other draft sources, so gates ignore this
-confidence (docs/development/design-notes.md).
+the target. A new gate starts with a copy of the measurements of another gate, the one whose number
+of requests is closest. The gain depends little on the confidence of the other draft sources, so
+gates ignore this confidence (docs/development/design-notes.md).
 """
 
 from __future__ import annotations

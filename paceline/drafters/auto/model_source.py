@@ -23,7 +23,7 @@ class TreeSource(DelegatingDrafter):
     def propose(self, requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Propose one tree per request, within the other drafter's own node limits.
 
-        A request with the node limit 0 gets an empty tree. Other values in `max_nodes` are ignored.
+        A request whose node limit is 0 gets an empty tree. Other values in `max_nodes` are ignored.
         """
         limits = [
             node_limit(self.node_rule, len(requests), _SETTINGS.max_nodes) if limit else 0

@@ -16,26 +16,25 @@ class AutoOptions:
     Attributes:
         datastore: Folder of a datastore; "demo" is the datastore for the built-in target. By
             default, the drafter searches only the request and earlier answers.
-        max_context_ngram: Maximum length, in tokens, of the contexts whose next-token distributions
-            are cached (Token Recycling); at least 1, default 3.
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
-            draft budget, or to 16 without it. Without the budget, the trees of a batch have at most
-            48 nodes in total.
+        max_context_ngram: Maximum number of tokens in the context of a cached next-token
+            distribution (Token Recycling); at least 1, default 3.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48, or to 16
+            if budget=false. With budget=false, the trees of a batch have at most 48 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
             0.001.
         answer_cache_tokens: Maximum number of tokens from recent answers that are cached and
-            searched; 0 disables the cache. Defaults to 262144, or to 0 with `update_datastore`.
+            searched; 0 disables the cache. Defaults to 262144, or to 0 if update_datastore=true.
         update_datastore: Append finished answers to the datastore; default false.
-        use_draft_model: Use the draft model, if any, as an additional source. With the draft
-            budget, the draft model runs only while it saves time. Defaults to true.
+        use_draft_model: Use the draft model, if any, as an additional source. Unless budget=false,
+            the draft model runs only while it saves time. Defaults to true.
         use_grammar: Draft the tokens that a request's grammar forces; default true.
         draft_head: Predict the next tokens from the target's hidden state; false disables the
             head. To use a trained head, pass the path of a file written by `paceline draft-head
             train`. Defaults to true.
         state_head: Folder or hub id of an EAGLE-3 or DFlash head. `auto` uses this head instead of
-            a draft model. "mtp" selects the MTP layer in the target's checkpoint. With the draft
-            budget, the head runs only while it saves time.
+            a draft model. "mtp" selects the MTP layer in the target's checkpoint. Unless
+            budget=false, the head runs only while it saves time.
         pool_file: File in which the cached distributions are saved between runs. If the file
             exists, the drafter loads it. By default, the distributions are not saved.
         other_tokenizer: Accept a draft model with a different tokenizer. The drafter converts the

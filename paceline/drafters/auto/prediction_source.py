@@ -85,7 +85,7 @@ class PredictedPosition:
         self._num_seen = len(answer)
 
     def next_tokens(self, count: int) -> Sequence[int]:
-        """Return up to `count` predicted tokens after the end of the answer.
+        """Return up to `count` tokens with which the prediction continues the answer.
 
         The result is empty if the answer has departed from the prediction.
         """

@@ -16,20 +16,20 @@ class DraftModelGateSettings:
     Attributes:
         prior_gain: Expected gain before any measurement, in tokens per request.
         prior_weight: Weight of the prior, as a number of measured requests.
-        patience: Factor for the upper confidence bound of the gain. The number of standard errors
-            added to the mean gain is patience * step time / draft time, but at least 1.
-        memory: Number of recorded gains at which the weights of all gains so far are halved, so
-            that later gains count more.
-        decay: Factor by which each new step multiplies the weights of earlier steps in the mean
-            times; from 0 to 1.
+        patience: Factor that widens the upper confidence bound of the gain. The bound is the mean
+            gain plus n standard errors, where n is patience * step time / draft time, but at least
+            1.
+        memory: Once this many gains have been recorded, the weights of all earlier gains are
+            halved, so that later gains count more.
+        decay: Factor for the running means of measured times; from 0 to 1. Each new step multiplies
+            the weights of all earlier steps by this factor.
         min_pause: Number of steps between the first two trials after the gate has closed.
         max_pause: Maximum number of steps between two trials, unless `trial_share` requires a
             longer pause.
-        trial_share: Maximum duration of a trial, as a fraction of the duration of the pause that
-            follows.
-        min_step_share: Minimum assumed time of a step without the draft model, as a fraction of
-            the draft model's time. This minimum bounds the pause after a trial that processed a
-            prompt.
+        trial_share: Maximum duration of a trial, as a fraction of the pause after the trial.
+        min_step_share: Lower bound on the assumed time of a step without the draft model, as a
+            fraction of the draft model's time. The bound prevents an overlong pause after a trial
+            that processed a prompt.
     """
 
     prior_gain: float = 1.0
@@ -48,11 +48,11 @@ class AutoSettings:
     """Settings of `Auto`, fitted on SmolLM2-135M on CPUs with two cores.
 
     Attributes:
-        retrieved_nodes: Maximum number of nodes that retrieval proposes per request. In large
-            batches, merged trees are smaller. The limit is then the size of the merged tree, but at
-            least `min_retrieved_nodes`.
-        min_retrieved_nodes: Lower bound of this limit. If the merged tree must be empty, retrieval
-            proposes no nodes.
+        retrieved_nodes: Maximum number of nodes that retrieval proposes per request. If a merged
+            tree may have fewer nodes, as in large batches, the limit is the size of the merged
+            tree, but at least `min_retrieved_nodes`.
+        min_retrieved_nodes: Minimum value to which large batches can lower the limit on retrieved
+            nodes. If the node limit of a request is 0, retrieval proposes no nodes.
         max_head_tokens: Maximum number of tokens that the draft head predicts.
         head_tokens_with_model: Number of tokens that the draft head predicts alongside a draft
             model.
@@ -88,7 +88,8 @@ class ModelSourceSettings:
             little longer than a pass over a single token.
         stop_threshold: Drafting stops once the confidences of the newest nodes sum to less than
             this value.
-        chain_confidence: Confidence that is assigned to every node of a chain without confidences.
+        chain_confidence: Confidence to assume for every node if the draft model's drafter returns a
+            chain without confidences.
     """
 
     max_nodes: int = 256
@@ -102,7 +103,7 @@ class GrammarSourceSettings:
     """Settings of `GrammarSource`, which drafts text that the grammar forces.
 
     Attributes:
-        max_tokens: Maximum number of tokens of forced text in a step.
+        max_tokens: Maximum number of forced tokens to propose per step.
         confidence: Probability that the target splits the forced text into the proposed tokens.
             `auto` assumes this value until it has measured the acceptance rate.
     """
@@ -116,7 +117,7 @@ class PredictionSourceSettings:
     """Settings of `PredictionSource`.
 
     Attributes:
-        max_tokens: Maximum number of predicted tokens in a step.
+        max_tokens: Maximum number of predicted tokens to propose per step.
         ngram_tokens: Once the answer has departed from the prediction, drafting resumes when this
             many of the answer's newest tokens occur in the prediction.
         confidence: Probability that a predicted token is correct. `auto` assumes this value until

@@ -31,7 +31,7 @@ class DraftCalibration:
     A first choice is the token that the draft model itself generates after a node. First choices
     are accepted more often than their probabilities suggest, especially with a greedy target. The
     prior estimate is therefore a power of the probability. The exponent was fitted to pairs of a
-    draft model and a target. Counted outcomes gradually replace the prior.
+    draft model and a target. As outcomes are counted, the counts gradually replace the prior.
     """
 
     def __init__(self) -> None:

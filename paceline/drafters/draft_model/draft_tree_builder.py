@@ -38,7 +38,8 @@ class GuessNode:
         path_confidence: Estimated probability that the node and all its ancestors are accepted.
         on_main_path: Whether the node and all its ancestors are first choices: tokens that the
             draft model itself generates.
-        first_choice_prob: The draft model's probability for a first choice; None for other nodes.
+        first_choice_prob: The draft model's probability of the token if the node is a first choice;
+            None for other nodes.
     """
 
     token: int
@@ -57,7 +58,7 @@ class DraftForwardInput:
         tree: Tokens to process, as a tree.
         nodes: For each input position, the corresponding node of the growing tree: -1 for the root,
             and None for a token that is not a node.
-        predicted: Indices into `nodes` of the positions after which tokens must be predicted.
+        predicted: Positions after which tokens must be predicted, as indices into `nodes`.
     """
 
     tree: DraftTree

@@ -1,9 +1,9 @@
 """Draft chains or trees with a small model (Leviathan et al., Chen et al. 2023).
 
 Sampled drafts are chains, as in the papers (`shared/chains.py`). Deterministic drafts, mainly for
-greedy requests, are trees (`draft_tree_builder.py`). They are chains if the options set a draft
-length or a different stop rule. The draft model's confidence determines the size of a tree. The
-engine then verifies the nodes that are expected to save time.
+greedy requests, are trees (`draft_tree_builder.py`), unless the options set a draft length or a
+different stop rule. In that case, they are also chains. The draft model's confidence determines the
+size of a tree. The engine then verifies the nodes that are expected to save time.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class DraftModel(ChainDrafter):
         self._records[request.id] = _DraftedRequest()
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
-        """Seed the next draft with the nodes of a tree from other draft sources.
+        """Seed the next draft with the nodes of a tree that other sources drafted.
 
         The draft model's first forward pass then predicts the tokens after all of these nodes.
         """

@@ -20,9 +20,9 @@ all of them:
 - The drafter first looks up the two newest tokens in the pool, then the newest token alone. If the
   pool has too few n-grams for these keys, the drafter also uses n-grams that contain the newest
   token at a later position.
-- Text that the target has confirmed is also added to the pool, as the newest n-gram after the
-  tokens that precede the text. A guess whose first token was wrong is removed from the pool until
-  it is generated again.
+- Text that the target has confirmed is also added to the pool. There, it becomes the newest n-gram
+  of the key that precedes it. A guess whose first token was wrong is removed from the pool until it
+  is generated again.
 - The window is omitted while many tokens per step are accepted, and at the end of the answer.
 """
 
@@ -141,8 +141,9 @@ class Lookahead(Drafter):
         """Return up to `count` n-grams from the pools that may follow `text`.
 
         N-grams that followed the two newest tokens come first, then n-grams that followed the
-        newest token alone. Within both groups, newer n-grams come first. Continuations of the
-        newest token inside longer n-grams come last.
+        newest token alone. Within each group, newer n-grams come first. If the newest token occurs
+        inside a longer n-gram, the rest of that n-gram is also a candidate. Such candidates come
+        last.
 
         Args:
             request: Request whose pools are searched.

@@ -3,8 +3,8 @@
 Level 0 comes from the oldest iteration. Column 0 of this level is the newest token of the text, so
 the level stores only the W - 1 tokens after that token. Every other level stores W tokens, which
 the target predicted from the previous level. In the draft tree, level 0 is a chain from the root,
-and the node at (level l, column i) is a child of (l - 1, i). This tree results in the same
-attention mask and positions as in the paper.
+and the node at (level l, column i) is a child of (l - 1, i). The attention mask and the positions
+of this tree are the same as in the paper.
 
 For W = 3 and N = 3, with newest token c (the root) and predictions x at the newest level:
 
@@ -89,7 +89,7 @@ class LookaheadWindow:
         Args:
             add: Function (token, parent, origin) that adds a node and returns its index.
         Returns:
-            Index of the newest level's node in each column; -1 is the root.
+            Indices of the newest level's nodes, one per column; -1 is the root.
         """
         chain = [-1]
         for token in self.levels[0]:

@@ -108,7 +108,8 @@ def probs_of_runs(outcomes: Sequence[Outcome], logits: NodeLogits) -> list[RunPr
 
     Args:
         outcomes: Outcomes of the draft model's steps; each outcome contains at least one new token.
-        logits: Logits from which the tokens were chosen, with rows in the order of `outcomes`.
+        logits: Logits from which the tokens were chosen. There is one group of rows per outcome, in
+            the same order.
     """
     walked = [
         [0, *(node + 1 for node in outcome.accepted)][: len(outcome.new_token_ids)]

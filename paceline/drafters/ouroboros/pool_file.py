@@ -25,11 +25,11 @@ class PoolFile(StateFile):
     """Saves a phrase pool to a file, and loads it.
 
     Args:
-        path: File of the pool.
+        path: Path of the pool file.
         pool: Pool to fill from the file.
         max_length: Maximum number of tokens in a phrase; longer phrases in the file are cut.
-        vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
-            from `vocab_size` only by padding rows.
+        vocab_size: Number of rows in the draft model's LM head. The number stored in the file may
+            differ from `vocab_size`, but only if the additional rows are padding.
         cold: Whether to start with an empty pool if the file is damaged or invalid.
     Raises:
         ConfigError: The file is damaged or invalid, or its folder does not exist.
@@ -50,7 +50,8 @@ class PoolFile(StateFile):
         Args:
             ids: Number of rows in the target's LM head; valid token ids are smaller.
         Raises:
-            ConfigError: The pool contains an id of `ids` or more; the message gives the highest id.
+            ConfigError: The pool contains an id greater than or equal to `ids`; the message
+                contains the highest id.
         """
         highest = max(
             (
@@ -97,12 +98,12 @@ def pool_bytes(pool: NgramPool, vocab_size: int) -> bytes:
 def read_pool(path: Path, vocab_size: int) -> list[tuple[Ngram, list[Ngram]]]:
     """Read the keys and phrases of a pool file, in the saved order.
 
-    Keys and phrases with token ids of `vocab_size` or more are skipped.
+    Keys and phrases are skipped if they contain a token id greater than or equal to `vocab_size`.
 
     Args:
-        path: File of the pool.
-        vocab_size: Number of rows in the draft model's LM head. The number in the file may differ
-            from `vocab_size` only by padding rows.
+        path: Path of the pool file.
+        vocab_size: Number of rows in the draft model's LM head. The number stored in the file may
+            differ from `vocab_size`, but only if the additional rows are padding.
     Raises:
         ConfigError: The file is unreadable or damaged, is not a pool file of this version, or was
             written for a different vocabulary.

@@ -24,7 +24,7 @@ class Alternative(NamedTuple):
         path_prob: The draft model's probability of the drafted tokens before this position, times
             `prob`.
         prob: Probability of the alternative token, given the drafted tokens before this position.
-        position: Index of the drafted token that the alternative replaces, in the drafted chain.
+        position: Index, in the drafted chain, of the token that the alternative replaces.
         token: Token id.
     """
 

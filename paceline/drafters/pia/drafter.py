@@ -109,7 +109,8 @@ class Selection:
             in the prompt and in outputs. Ties at the limit are resolved in depth-first order.
         tokens: Token id of each selected node.
         parents: Index of each node's parent; -1 for children of the root.
-        shares: Confidence of each node: its share of the total score of its siblings and itself.
+        shares: Confidence of each node: its score, divided by the total score of all children of
+            its parent.
         origins: `Origin` of each node.
     """
 
@@ -123,7 +124,7 @@ class Selection:
     def tree_below(self, children: Children, depth: int) -> DraftTree:
         """Return a draft tree of the phrases that start with `children`.
 
-        A node's confidence is its share of the total score of its siblings and itself.
+        A node's confidence is its score, divided by the total score of all children of its parent.
 
         Args:
             children: Trie nodes of the phrases' first tokens, by token.
@@ -149,9 +150,10 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the output-count and score thresholds for selecting nodes.
+        """Return the minimum number of occurrences and the minimum score of a selected node.
 
-        A node is included in the tree if it reaches at least one of the thresholds.
+        The first minimum counts occurrences in outputs. A node that reaches at least one of the two
+        minima is included in the tree.
 
         Args:
             counted: For each usable node, its number of occurrences in outputs and its score.

@@ -59,7 +59,7 @@ class TrieLimits:
             squeezed: output counts are halved, and nodes without counts are removed.
         outputs: Maximum number of nodes from outputs in a trie. The limit is enforced only once at
             least `touched` tries have new outputs. Larger tries are then squeezed.
-        touched: `outputs` is enforced once this many tries have new outputs.
+        touched: Number of tries with new outputs at which the limit `outputs` is enforced.
     """
 
     nodes: int = 65_536

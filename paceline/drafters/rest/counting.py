@@ -68,7 +68,8 @@ class SuffixSearch(NamedTuple):
     Attributes:
         min_ngram: Minimum length of a suffix, in tokens.
         max_ngram: Maximum length of a suffix, in tokens.
-        max_matches: Maximum number of matches read per shard, in the order of the suffix array.
+        max_matches: Maximum number of matches read per shard. The first matches in the suffix array
+            are read.
     """
 
     min_ngram: int

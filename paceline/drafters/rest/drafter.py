@@ -2,9 +2,9 @@
 
 He, Zhong, Cai, Lee, He 2023, "REST: Retrieval-Based Speculative Decoding" (authors' code:
 FasterDecoding/REST). The drafter looks up the longest suffix of the text that occurs in the
-datastore. It reads the first matches of this suffix, in the order of the suffix array, and counts
-the continuations of the matches. The page docs/methods/rest.md lists the differences between the
-paper, the authors' code and this implementation.
+datastore. It reads the matches that come first in the suffix array, and counts the continuations of
+these matches. The page docs/methods/rest.md lists the differences between the paper, the authors'
+code and this implementation.
 """
 
 from __future__ import annotations

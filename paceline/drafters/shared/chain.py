@@ -16,7 +16,7 @@ class DrawnToken(NamedTuple):
     A length rule may use the statistics one forward pass later.
 
     Attributes:
-        log_prob: Log-probability in the distribution from which the token was drawn.
+        log_prob: Log-probability of the token in the distribution from which it was drawn.
         entropy: Entropy of that distribution, in nats.
         early_confidence: First estimate of the acceptance probability, based on `log_prob` and
             `entropy`.

@@ -8,8 +8,8 @@ requests, the drafts depend on `verification`:
 - "traverse": The draft model samples the drafts in the same way, but the engine verifies a chain
   from the last token to the first.
 - "follow": The drafts are deterministic: the draft model uses the same random numbers as the
-  target. These drafts often agree with the target. For a given seed, the text is the same with and
-  without drafts.
+  target. These drafts often agree with the target. For a given seed, the text equals that of plain
+  decoding.
 
 Two features are not in the papers. First, a rule determines the length of a chain
 (`length_rules.py`). Second, prompt lookup may predict the draft model's tokens, so that one draft

@@ -76,8 +76,8 @@ class OpenRows:
         The resulting tensors stay on the device.
 
         Args:
-            scores: Next-token scores after the root and after each node of the text from prompt
-                lookup, [batch, 1 + width, vocab or reduced].
+            scores: Next-token scores after the root and after each token from prompt lookup,
+                [batch, 1 + width, vocab or reduced].
             tokens: For each position, the column of the drawn token in `scores`, [batch, 1 +
                 width].
             hidden: Hidden states, [batch, 1 + width, hidden], if the rule needs them.

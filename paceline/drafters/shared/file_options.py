@@ -29,7 +29,7 @@ class PromptLookupOptions:
         max_matches: Maximum number of different continuations, each a branch of the draft tree; at
             least 1, default 8. With max_matches=1, the draft is a chain.
         max_frequent_tokens: Maximum number of the text's most frequent tokens in the tree. Defaults
-            to 16 with the draft budget, otherwise to 0.
+            to 16, or to 0 if budget=false.
         budget: Verify only the nodes that are expected to save time; default true.
     """
 

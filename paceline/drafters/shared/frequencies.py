@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _TokenRank:
-    """A token's number of occurrences, and its position in the order of frequency.
+    """A token's number of occurrences, and its rank by frequency.
 
     Attributes:
         times: Number of occurrences of the token.
-        rank: Index in the order of frequency, most frequent first.
+        rank: Index of the token among all tokens, sorted by frequency; 0 is the most frequent
+            token.
         first: Position of the token's first occurrence in the text.
     """
 
@@ -41,7 +42,7 @@ class Frequencies:
         self._counted = len(tokens)
 
     def most_frequent(self, count: int) -> list[tuple[int, int]]:
-        """Return up to `count` most frequent tokens, each with its first text position."""
+        """Return the most frequent tokens, up to `count`, each with its first position."""
         return [(token, self._known[token].first) for token in self._order[:count]]
 
     def _count(self, token: int, position: int) -> None:

@@ -2,10 +2,10 @@
 
 The sources are the target's cached distributions (Token Recycling) and the draft trees of
 `draft_sources`, in the order of `SOURCES`. The frontier is the set of all candidates for the next
-node of the tree. A candidate's path probability is its acceptance probability, which is based on
-acceptance counts, times the path probability of its parent. In each round, the candidate with the
-highest path probability joins the tree. In this example, 7-5 is a node with the token 5 and the
-parent 7:
+node of the tree. A candidate's path probability is its acceptance probability times the path
+probability of its parent. Acceptance probabilities are calibrated with counts of accepted tokens.
+In each round, the candidate with the highest path probability joins the tree. In this example, 7-5
+is a node with the token 5 and the parent 7:
 
     Source 1, cached distributions: 7 or 9 after the root, and 5 after 7.
     Source 2, a draft tree: 7, then 4.

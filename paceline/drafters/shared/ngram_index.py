@@ -21,7 +21,7 @@ class Continuation(NamedTuple):
 
 
 class NgramIndex:
-    """Indexes all positions of every n-gram in a text, and finds the latest first.
+    """Indexes all positions of every n-gram in a text, and finds the latest one first.
 
     Args:
         min_ngram: Length of the shortest indexed n-gram, in tokens.
@@ -56,7 +56,7 @@ class NgramIndex:
         return next(self.continuations(tokens, length), Continuation([], 0, 0))
 
     def continuations(self, tokens: list[int], length: int) -> Iterator[Continuation]:
-        """Yield the tokens after each earlier match: longest match first, then newest.
+        """Yield the tokens after each earlier match, longest first, then newest first.
 
         Args:
             tokens: Indexed text, possibly followed by more tokens.

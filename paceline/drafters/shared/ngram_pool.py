@@ -14,7 +14,7 @@ Ngram = tuple[int, ...]
 
 
 class NgramPool:
-    """Stores n-grams as continuations of a key, the one or two tokens before them.
+    """Stores each n-gram under a key: the one or two tokens that precede it.
 
     Args:
         size: Maximum number of continuations per key.
@@ -67,7 +67,7 @@ class NgramPool:
             self._entries[key] = {new if ngram == old else ngram: None for ngram in entries}
 
     def add_text(self, text: list[int], since: int, size: int) -> None:
-        """Add every n-gram of `size` tokens that ends after the first `since` text tokens.
+        """Add every n-gram of `size` tokens that is not within the first `since` tokens.
 
         Args:
             text: Token ids of the text.

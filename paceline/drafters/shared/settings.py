@@ -48,9 +48,9 @@ class SourceCalibrationSettings:
         edges: Boundaries between the intervals into which probabilities are grouped.
         pair_trials: Weight of the prior for tokens from cached distributions and retrieval, as a
             number of trials.
-        trust: Factor for the prior probability of tokens from cached distributions, by the number
-            of tokens in the cached context.
-        memory: Number of trials in a cell at which the cell's counts are halved, so that newer
+        trust: Factors for the prior probabilities of tokens from cached distributions. Factor n
+            applies if the cached context has n tokens.
+        memory: Once a cell has counted this many trials, its counts are halved, so that newer
             trials have more weight.
     """
 

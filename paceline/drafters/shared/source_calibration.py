@@ -1,9 +1,9 @@
 """Calibrate the acceptance probability of a draft token, given its sources.
 
-A cell counts tried tokens (trials) and accepted tokens (hits); hits/trials is the acceptance
-probability. Each cell starts with prior counts. A draft token counts as tried once the target has
-predicted a token after the draft token's parent, even if the draft token was not verified. All
-requests of an engine share the cells.
+Draft tokens are counted in cells. Each cell counts the tried tokens (trials) and the accepted
+tokens (hits); its acceptance probability is hits/trials. Each cell starts with prior counts. A
+draft token counts as tried once the target has predicted a token after the draft token's parent,
+even if the draft token was not verified. All requests of an engine share the cells.
 
 The first two sources are cached distributions and retrieval. A token's cached distribution provides
 a context length and a probability, and retrieval provides a confidence. Each combination of these

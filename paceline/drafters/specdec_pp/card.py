@@ -1,4 +1,4 @@
-"""Describe an acceptance head: the draft model, training and accuracy."""
+"""Describe an acceptance head: its draft model, its training and its accuracy."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class ThresholdPoint:
     """The measured costs of one stopping threshold.
 
     Attributes:
-        threshold: Maximum predicted probability of a rejection at which drafting continues.
+        threshold: Probability of a rejection. Drafting stops when the predicted probability is
+            higher.
         verification_rate: Number of target forward passes per new token.
         discard_rate: Number of rejected draft tokens per new token.
     """

@@ -85,8 +85,9 @@ class AcceptanceHead:
     def load(path: str | Path, draft: PreTrainedModel) -> AcceptanceHead:
         """Load a head from its folder, for use with a draft model.
 
-        The draft model must be the one for which the head was trained, or a copy that
-        `HeadCard.check_draft` accepts or `paceline.bench.cost_scale` has enlarged.
+        The draft model must be the one for which the head was trained, or a copy of it.
+        `HeadCard.check_draft` describes the accepted copies. Copies that
+        `paceline.bench.cost_scale` has enlarged are also accepted.
 
         A folder in the format of the SpecDec++ code (config.json and model.safetensors) is also
         accepted. This format does not name the draft model, so only the hidden size is checked.

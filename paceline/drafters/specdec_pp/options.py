@@ -17,14 +17,14 @@ class SpecDecPPOptions:
 
     Attributes:
         head: Folder of the acceptance head. Defaults to the head for the built-in draft model.
-        threshold: Drafting stops once the rejection probability exceeds this threshold; above 0 and
-            below 1. "auto" selects the threshold that minimises the time per token, estimated from
-            measured times and from the results of `paceline head calibrate`. Defaults to "auto"
+        threshold: Drafting stops once the probability of a rejection exceeds this threshold; above
+            0 and below 1. "auto" picks the fastest threshold from measured times and from the
+            threshold costs that `paceline head calibrate` stores with the head. Defaults to "auto"
             after `paceline head calibrate`, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
         count_undecided: Include the newest draft token in the rejection probability. The draft
-            model has not processed this token yet, so the head can estimate the probability only
+            model has not processed this token yet, so the head can only estimate the probability
             roughly. Defaults to true.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
         budget: Verify only the nodes that are expected to save time. The acceptance head estimates

@@ -1,9 +1,10 @@
 """Read heads in the format of the authors' SpecDec++ code.
 
-A head consists of config.json, with `hidden_size` and `num_layers`, and model.safetensors. In the
-authors' code, all D blocks are the same module (a list multiplied by D). A checkpoint stores the
-tensors of this module D times under different keys, or only once if duplicates are omitted. In both
-cases, the loaded head gets a separate copy of the tensors for every block.
+A head consists of two files: model.safetensors, and config.json, which contains `hidden_size` and
+`num_layers`. In the authors' code, all D blocks are the same module (a list multiplied by D). A
+checkpoint stores the tensors of this module D times under different keys, or only once if
+duplicates are omitted. In both cases, the loaded head gets a separate copy of the tensors for every
+block.
 """
 
 from __future__ import annotations

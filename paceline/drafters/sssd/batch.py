@@ -65,9 +65,10 @@ def draft_batch(
         merging: True to merge the sources as in the paper (`fusion=paper`), otherwise None.
         jobs: One job per request, [batch].
         new_tokens: New tokens of all requests.
-        table: Shards of a snapshot of the datastore, [shards]; empty without a datastore.
+        table: Shards in the current snapshot of the datastore, [shards]; empty if there is no
+            datastore.
         drafted: Output: nodes of all trees, [batch, max_nodes] records of DRAFT_NODE.
-        taken: Number of requests that all threads have started so far, [1]; initially 0.
+        taken: Counter of the requests that any thread has started, [1]; initially 0.
         top_tokens: The target's top tokens at the position of each request's newest token,
             [batch, k]; -1 marks a missing token.
     Returns:

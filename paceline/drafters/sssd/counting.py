@@ -11,7 +11,8 @@ match pointers; "match" is the number of matching tokens:
     9          REQUEST   2       8       output (position 9 is in the answer)
     40         0         5       8       store (shard 0 of the datastore)
 
-The pointers lead to two different tokens, 7 and 8. Each triple lists prompt, output and store:
+The pointers lead to two different tokens, 7 and 8. A triple contains the values for prompt, output
+and store:
 
     counts      token   by_band                        longest     nearest   tokens
     =========   =====   ============================   =========   =======   =========
@@ -71,10 +72,9 @@ class PointerCounts:
         skips: Number of pointers that skip the newest token (`weak_matches`).
         votes: Number of votes for the token as a related token (`weak_matches`).
         hinted: Source of the weak match that was counted last.
-        nearest: Latest position of the token after a match in the request, or -1.
-        off: Number of tokens between the position from which the request is copying text
-            (`follow_copy`) and the closest position at which the token follows a match; at most
-            MAX_DISTANCE.
+        nearest: Latest position in the request at which the token follows a match, or -1.
+        off: Distance in tokens from the position that the request is copying (`follow_copy`) to the
+            closest position at which the token follows a match; at most MAX_DISTANCE.
     """
 
     token: int
@@ -100,7 +100,7 @@ class NodeCounts:
         longest: Length of the longest match, by source.
         tokens: Number of different next tokens, by source.
         skips: Number of pointers that skip the newest token (`weak_matches`).
-        matches: Number of matching pointers, which excludes weak matches.
+        matches: Number of matching pointers, excluding weak matches.
     """
 
     by_band: BySourceAndBand
@@ -150,7 +150,7 @@ def count_tokens(
         pool: Match pointers of all nodes in the tree.
         pointers: Range of the node's match pointers in `pool`.
         prompt_length: Length of the prompt, in tokens.
-        copy_position: Position in the request from which text is being copied (`follow_copy`).
+        copy_position: Position in the request of the text that is being copied (`follow_copy`).
         counts: Counts to overwrite.
     Returns:
         The number of different next tokens.
@@ -235,8 +235,9 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
     """Return whether a token is so unlikely that scoring it can be skipped.
 
-    A token is skipped if the node has many tokens, and the token has only one match pointer, with a
-    short match. A short match is at least two tokens shorter than the node's longest match.
+    Scoring is skipped if the node has many possible next tokens, and the token's only match pointer
+    comes from a short match. A short match is at least two tokens shorter than the node's longest
+    match.
     """
     token, node = counts.tokens[which], counts.node[0]
     if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:
@@ -249,7 +250,7 @@ def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
 
 @kernel
 def origin_of(counts: SuccessorCounts, which: int) -> Any:
-    """Return a token's origin: the source that contains the longest match before it.
+    """Return a token's origin: the source with the longest match before the token.
 
     Among sources with matches of that length, the source with the most matches wins.
     """

@@ -212,8 +212,8 @@ class _SearchBatch:
     Args:
         max_tree: Maximum number of nodes in a tree.
     Attributes:
-        outputs: New output tokens by request id. A request's first entry starts with the end of the
-            prompt.
+        outputs: New output tokens by request id. For a request's first output, the last tokens of
+            the prompt are included before the output.
     """
 
     def __init__(self, max_tree: int) -> None:

@@ -38,29 +38,29 @@ class Inputs:
     """The inputs of the network, in the order of its weights.
 
     Their names are part of calibration.json. Vectors have one value per source: prompt, output and
-    datastore. Each pointer of a node leads to a token in earlier text that follows a match of the
-    tokens up to the node (`pointers`).
+    datastore. Each pointer of a node leads to a token in earlier text. The tokens before that token
+    match the tokens up to the node (`pointers`).
 
     Attributes:
-        blend: Fraction of the node's matches that the token follows, blended over match lengths
-            (`_blend`); log odds, or 0 if the source does not propose the token.
-        top_share: Fraction of the node's longest matches that the token follows; log odds, or 0 if
-            the source does not propose the token.
+        blend: Fraction of the node's matches that are followed by the token, blended over all match
+            lengths (`_blend`); log odds, or 0 if the source does not propose the token.
+        top_share: Fraction of the node's longest matches that are followed by the token; log odds,
+            or 0 if the source does not propose the token.
         longest_of_token: Length of the longest match before the token; log(1 + tokens).
         count: Number of matching pointers to the token; log(1 + n).
-        latest_of_longest: 1 for the token after the longest match in the request, or for the most
-            recent of several such tokens; 0 for all other tokens.
+        latest_of_longest: 1 for the token after the longest match in the request, and 0 for all
+            other tokens. If several tokens follow equally long matches, only the most recent one
+            has the value 1.
         age: Number of tokens since the token last followed a match in the request; log(1 + n), or
             NEVER.
         seen: Number of tokens since the token's latest occurrence in the request; log(1 + n), or
             NEVER.
-        off_line: Number of tokens between the position from which the request is copying text
-            (`follow_copy`) and the token's closest position after a match in the request;
-            log(1 + n).
+        off_line: Distance in tokens from the position that the request is copying (`follow_copy`)
+            to the closest position at which the token follows a match in the request; log(1 + n).
         vote_share: Number of votes for the token as a related token (`weak_matches`), divided by
             the node's number of matching pointers.
-        skip_share: Fraction of the pointers skipping the newest token that lead to this token; log
-            odds.
+        skip_share: Among the node's pointers that skip the newest token, the fraction that lead to
+            this token; log odds.
         skips: Number of pointers to the token that skip the newest token; log(1 + n).
         top_pointers: Number of the node's pointers whose matches are in the same length band as its
             longest match; log(1 + n).
@@ -69,10 +69,10 @@ class Inputs:
         tokens: Number of different tokens that follow the node; log(1 + n).
         depth: Depth of the node; log(1 + n).
         recently_accepted: Running mean of the number of accepted tokens per step; log(1 + n).
-        request_hits: Running mean of how often the token after the request's longest match was
-            correct.
-        store_hits: Running mean of how often the token after the datastore's longest match was
-            correct.
+        request_hits: Running fraction of steps in which the token after the request's longest match
+            was correct.
+        store_hits: Running fraction of steps in which the token after the datastore's longest match
+            was correct.
         chance_of_parent: Logarithm of the node's confidence.
     """
 
@@ -164,7 +164,7 @@ def describe_token(
         inputs: Inputs to fill.
         counts: Counts of the tokens that follow the node.
         which: Index of the token in `counts.tokens`.
-        best: Index in `counts.tokens` of the token with the longest match in the request, or -1.
+        best: Index in `counts.tokens` of the token after the longest match in the request, or -1.
         end: Text position after the node.
         seen: Latest position of the token in the request, or -1.
     """
@@ -197,15 +197,16 @@ def describe_token(
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
     """Estimate a token's probability from one source, by blending match lengths.
 
-    The method is that of PPM (prediction by partial matching). At each match length, the fraction
-    of matches that the token follows is blended with the same fraction at the next shorter length.
+    The method is PPM (prediction by partial matching). For each match length, the function computes
+    the fraction of matches that are followed by the token. It blends this fraction with the result
+    for the next shorter length.
 
     Args:
         node: Number of the node's matches, by length band.
-        token: Number of these matches that the token follows, by length band.
+        token: Number of these matches that are followed by the token, by length band.
     Returns:
         The blended fraction, the fraction among the longest matches, and the total number of
-        matches that the token follows.
+        matches that are followed by the token.
     """
     all_above, token_above = 0, 0
     for band in range(BANDS):

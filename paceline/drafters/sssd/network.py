@@ -95,15 +95,15 @@ def confidence_of(
 ) -> float:
     """Return the network's confidence in one token; call `begin_node` first.
 
-    Among the tokens that occur once in the datastore and not in the request, all tokens with
-    matches of the same length have the same inputs. The function computes the confidence of such
-    tokens only once.
+    Consider the tokens that occur once in the datastore and not in the request. If the matches
+    before two such tokens have the same length, the tokens have the same inputs. The function
+    therefore computes their confidence only once per match length.
 
     Args:
         network: Inputs and hidden units, to be updated.
         counts: Counts of the tokens that follow the node.
         which: Index of the token in `counts.tokens`.
-        best: Index of the token with the longest match in the request, or -1.
+        best: Index of the token after the longest match in the request, or -1.
         end: Text position after the node.
         seen: Latest position of the token in the request, or -1.
         weights: Weights of the network, [WEIGHTS].

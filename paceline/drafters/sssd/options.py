@@ -21,13 +21,12 @@ class SssdOptions:
             default, the drafter searches only the request and earlier answers.
         fusion: Scoring of candidate tokens: "calibrated" uses a small fitted network, and "paper"
             uses the fixed weights from the paper. Defaults to "calibrated".
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Defaults to 48 with the
-            draft budget, or to 7 without it. Without the budget, the trees of a batch have at most
-            24 nodes in total.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 512. Defaults to 48, or to 7
+            if budget=false. With budget=false, the trees of a batch have at most 24 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
-        answer_cache_tokens: Maximum number of tokens from recent answers that are cached and
-            searched; from 0 (disabled) to 1048576. Unfinished answers are included. Defaults to
-            262144, or to 0 with `fusion=paper` or `update_datastore`.
+        answer_cache_tokens: Maximum number of tokens from recent answers to cache and search; from
+            0 (disabled) to 1048576. Unfinished answers are included. Defaults to 262144, or to 0 if
+            fusion=paper or update_datastore=true.
         last_logits: Also propose the runner-up tokens in the target's last logits. Runner-up tokens
             are often correct one position later (LogitSpec). Requires `fusion=calibrated`; default
             false.

@@ -5,7 +5,7 @@ then the last 3, 2 and 1, and counts the tokens that follow the matches. Each lo
 100 matches. The drafter stops once it has found 50 continuations.
 
 The request yields four trees, one for each match length m from 1 to 4. As in the authors' code, a
-match in the output counts only if the text contains at least 8 tokens from the start of the match.
+match in the output counts only if the match and the text after it have at least 8 tokens in total.
 
 A token's share is its count, divided by the number of matches at its parent. The score of a token
 depends on the share. The fixed weights are those of the authors' code:
@@ -70,15 +70,15 @@ from paceline.util.compiled import Records, compiled, kernel, record_dtype
 class Candidate:
     """A token from one source that may be added to the draft tree.
 
-    A match pointer (`pointers`) leads to an earlier occurrence of the parent's path. All match
-    pointers of a parent and source have consecutive indices.
+    A match pointer (`pointers`) leads to an earlier occurrence of the parent's path. The match
+    pointers for one parent and one source have consecutive indices.
 
     Attributes:
         token: Token id.
         parent: Node of the tree that would be the token's parent; 0 for the root.
         depth: Depth of the token.
-        begin: Index of the first match pointer of this parent and source.
-        end: Index after the last match pointer of this parent and source.
+        begin: Index of the first match pointer for this parent and source.
+        end: Index after the last match pointer for this parent and source.
         source: 0 for the datastore; m for matches of m tokens in the request.
         path_confidence: Score of the whole path from the root to the token.
     """
@@ -101,8 +101,8 @@ class Merge(NamedTuple):
     Every new draft tree overwrites the arrays.
 
     Attributes:
-        pool: Match pointers of the tree's nodes, which lead to earlier occurrences of each node's
-            path (module `pointers`).
+        pool: Match pointers of all nodes. The pointers of a node lead to earlier occurrences of the
+            node's path (module `pointers`).
         waiting: Heap of tokens that may be added to the tree, followed by unused entries.
         tree: Root and nodes of the tree, [1 + max_nodes].
     """
@@ -250,7 +250,7 @@ def _from_request(text: RequestText, pool: Pool, used: int, context: int, size: 
 def _push(
     merge: Merge, count: int, pointers: PointerRange, source: int, parent: int, factor: float
 ) -> int:
-    """Push onto the heap the tokens to which `pointers` lead; return the heap's size."""
+    """Push the tokens that `pointers` lead to onto the heap; return the heap's size."""
     begin, end = pointers
     waiting, first, total = merge.waiting, count, end - begin
     depth = merge.tree[parent].depth + 1

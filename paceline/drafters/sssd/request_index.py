@@ -43,8 +43,8 @@ class RequestState:
         prompt_length: Number of tokens in the prompt.
         started: 1 once the first tree has been drafted.
         accepted: Running mean of the number of accepted draft tokens per step.
-        request_hits: Running mean of how often `request_guess` was correct.
-        store_hits: Running mean of how often `store_guess` was correct.
+        request_hits: Running fraction of steps in which `request_guess` was correct.
+        store_hits: Running fraction of steps in which `store_guess` was correct.
         request_guess: Token after the longest match in the request; -1 if there is none.
         store_guess: Token after the longest match in the datastore; -1 if there is none.
         copy_position: Position from which the next token would be copied; negative if none.
@@ -202,9 +202,9 @@ def occurrences(
         text: Text of the request.
         size_index: Index of the n-gram size in NGRAM_SIZES.
         query: Text to match.
-        below: Positions whose match has this length or more are skipped.
-        out: Output, [room]: the position after each match and the length of the match, starting at
-            index `count`.
+        below: Matches of this length or more are skipped.
+        out: Output, [room]: the position after each match and the match's length. The function
+            writes from index `count` onwards.
         count: Number of filled entries so far.
         max_links: Maximum number of links to follow in the chain of positions.
     Returns:

@@ -70,7 +70,7 @@ def advance(
     only the parent's pointers to positions that contain the child's token.
 
     Args:
-        sources: Texts into which the pointers lead.
+        sources: Texts that the pointers refer to.
         pool: Match pointers of the tree.
         parent: Range of the parent's pointers in the pool.
         token: Token of the child.
@@ -78,7 +78,7 @@ def advance(
         limit: Maximum number of pointers to add.
         depth: Depth of the child.
     Returns:
-        The new number of pointers in the pool, and how many of the added pointers lead into the
+        The new number of pointers in the pool, and how many of the added pointers refer to the
         request. If a shard is damaged: (DAMAGED, index of the shard).
     """
     text = sources.text

@@ -51,7 +51,7 @@ class StoreLimits(NamedTuple):
 def point_into_store(
     table: Records[ShardRow], pool: Pool, count: int, query: Query, limits: StoreLimits
 ) -> tuple[int, int]:
-    """Add pointers into the datastore, with the longest matches first.
+    """Add pointers to matches in the datastore, with the longest matches first.
 
     A pointer marks the token that follows an earlier occurrence (match) of the newest tokens.
 
@@ -100,8 +100,8 @@ def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) 
     """Find the request's longest suffix that occurs in the datastore, by bisection.
 
     Returns:
-        The index of the suffix's size in `STORE_SIZES`, or -1; and the index of a damaged shard,
-        or -1.
+        Two indices: the index of the suffix's size in `STORE_SIZES`, or -1 if no suffix occurs; and
+        the index of a damaged shard, or -1 if no damage was found.
     """
     low, high, probe = -1, size_index + 1, min(FIRST_SIZE, size_index)
     while low + 1 < high:

@@ -81,8 +81,8 @@ def add_weak_matches(
 
     A weak match skips the newest token, or repeats a recent token at the same distance as earlier
     text does. For example, the earlier text 1 2 3 4 proposes 4 after 1 2 9, because the match skips
-    the newest token 9 (earlier 3). The earlier text 20 7 21 7 proposes 9 after 20 9 21, because the
-    earlier text repeats a token at distance 2.
+    the newest token, which is 9 now and 3 in the earlier text. The earlier text 20 7 21 7 proposes
+    9 after 20 9 21, because the earlier text repeats a token at distance 2.
 
     Args:
         sources: Texts that are searched.
@@ -107,10 +107,10 @@ def add_weak_matches(
 
 @kernel
 def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[int, int]:
-    """Propose tokens from earlier text in which only the newest token differs.
+    """Propose tokens from earlier text that differs only in the newest token.
 
-    The function finds earlier occurrences of the two tokens before the newest token. In each of
-    them, it skips the next token, and proposes the token after it.
+    The function finds earlier occurrences of the two tokens before the newest token. After each
+    occurrence, it skips one token and proposes the following one.
 
     Returns:
         The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
@@ -148,7 +148,7 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
     1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
        shortly before it, the distance between the two tokens gets one vote.
-    2. The function selects up to MAX_RELATED distances, those with the most votes.
+    2. The function selects the distances with the most votes, at most MAX_RELATED of them.
     3. For each selected distance d, the function proposes the token d positions before the next
        token.
 

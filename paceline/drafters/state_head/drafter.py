@@ -2,7 +2,7 @@
 
 The head first reads the tokens that the target chose, each with the hidden states from which the
 target chose it. The tree then grows level by level, as with a draft model. Drafts are
-deterministic, so for a given seed, the text is the same with and without drafts.
+deterministic, so for a given seed, the text equals that of plain decoding.
 """
 
 from __future__ import annotations

@@ -14,11 +14,10 @@ class TokenRecyclingOptions:
     """Options of `token_recycling`, which drafts from cached distributions.
 
     Attributes:
-        max_context_ngram: Maximum length, in tokens, of the contexts whose next-token distributions
-            are cached; at least 1, default 3. The paper uses contexts of one token.
-        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48 with the
-            draft budget, or to 16 without it. Without the budget, the trees of a batch have at most
-            48 nodes in total.
+        max_context_ngram: Maximum number of tokens in the context of a cached next-token
+            distribution; at least 1, default 3. The paper uses 1.
+        max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48, or to 16
+            if budget=false. With budget=false, the trees of a batch have at most 48 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
         min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
             0.001.
