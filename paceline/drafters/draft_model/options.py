@@ -27,27 +27,27 @@ class DraftModelOptions:
     """Options of `draft_model`, which drafts with a small model.
 
     Attributes:
-        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. Not set by
-            default, except with stop_rule=heuristic, where the default is 5. If K is not set, the
-            draft grows as long as the draft model is confident, up to 24 tokens (3 in a batch of
-            8). With stop_rule=heuristic, K is the maximum length of the first draft.
+        max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. Defaults to no
+            fixed limit, or to 5 with stop_rule=heuristic. Without a fixed limit, the draft grows as
+            long as the draft model is confident, up to 24 tokens (3 in a batch of 8). With
+            stop_rule=heuristic, K is the maximum length of the first draft.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
             probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
             the entropy of its distribution. "heuristic" makes the next draft longer if the target
             accepted the whole draft, and otherwise shorter. Defaults to "product".
         stop_threshold: Drafting stops once the value that stop_rule computes falls below this
-            threshold; from 0 to 1. With 0, a draft never stops early. The default for trees is 0.5.
-            The default for chains depends on stop_rule: 0.4 with "confidence" or "entropy", and 0.1
-            with "product". With "product" and max_draft_tokens, the default is 0.
+            threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0.5 for trees,
+            and for chains to a value that depends on stop_rule. This value is 0.4 with "confidence"
+            and "entropy". With "product", it is 0.1, or 0 if max_draft_tokens is set.
         branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
             With branch_threshold=1, drafts are chains. Defaults to 0.06, or to 1 if
             max_draft_tokens is set. Sampled drafts ignore branch_threshold.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Defaults to true, or
-            to false if max_draft_tokens or a stop_rule other than "product" is set.
+            to false if max_draft_tokens is set or stop_rule is changed.
         budget: Verify only the nodes that are expected to save time. The drafter pauses while it is
             slower than plain decoding. The budget never shortens sampled drafts, because they
-            affect the text. Defaults to true, or to false if max_draft_tokens or a stop_rule other
-            than "product" is set.
+            affect the text. Defaults to true, or to false if max_draft_tokens is set or stop_rule
+            is changed.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens than
             "reject". With "follow", the draft model uses the same random noise as the target.

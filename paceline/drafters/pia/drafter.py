@@ -150,7 +150,7 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum number of occurrences and the minimum score of a selected node.
+        """Return the minimum occurrence count and the minimum score of selected nodes.
 
         The first minimum counts occurrences in outputs. A node that reaches at least one of the two
         minima is included in the tree.
