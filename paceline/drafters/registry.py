@@ -2,9 +2,9 @@
 
 A drafter class defines a name, a frozen dataclass `Options`, and a class method `build`. Its class
 attributes declare requirements, such as `needs_draft_model`. `_OWN` contains one entry for each
-drafter in this package. The entry repeats the drafter's requirements, so that listing drafters does
-not load model code. Other packages declare drafters in the entry point group `paceline.drafters`.
-The registry imports a drafter's module only when the drafter is chosen.
+drafter in this package. The entry repeats the drafter's requirements, so that drafters can be
+listed without loading model code. Other packages declare drafters in the entry point group
+`paceline.drafters`. The registry imports a drafter's module only when the drafter is chosen.
 """
 
 from __future__ import annotations

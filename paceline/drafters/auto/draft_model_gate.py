@@ -40,7 +40,7 @@ class DraftModelGate:
     """Switches the draft model on or off for steps with a given number of requests.
 
     The gate judges only the draft model, by the nodes that it adds to a tree. In contrast,
-    `DraftingBackoff` judges a whole drafter, by the token count and the duration of its steps.
+    `DraftingBackoff` judges a whole drafter, by the number of tokens and the duration of each step.
 
     Args:
         settings: Prior gain, confidence bound, and lengths of the pauses between trials.

@@ -18,10 +18,10 @@ class LookaheadOptions:
             at least 2, default 3.
         guesses: G, maximum number of n-grams verified per step; default 4. With guesses=0, the
             target verifies only the nodes of the window.
-        ngrams_per_key: Maximum number of n-grams stored per key; at least 1. Default: `guesses`.
+        ngrams_per_key: Maximum number of n-grams stored per key; at least 1. Defaults to `guesses`.
         prompt_pool: Also store n-grams from the prompt and the answer ("prompt as reference");
             default true.
-        budget: Skip drafting as long as it is slower than plain decoding; default true.
+        budget: Skip drafting while it is slower than plain decoding; default true.
         reference_mode: Reproduce every step of the authors' code exactly, for comparison; default
             false.
     """

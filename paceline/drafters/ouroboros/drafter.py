@@ -123,7 +123,7 @@ class Ouroboros(Drafter):
     def start(self, request: Request) -> None:
         """Open the draft model's copy of the request.
 
-        A request whose prompt exceeds the draft model's context gets no copy and no drafts.
+        If the prompt exceeds the draft model's context, no copy is opened and nothing is drafted.
         """
         context = self._draft.context_length
         if len(request) > context:

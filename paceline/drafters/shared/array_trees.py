@@ -51,7 +51,7 @@ class ArrayTrees:
     def of(trees: Sequence[DraftTree]) -> ArrayTrees:
         """Convert draft trees with confidences to one array of nodes.
 
-        Nodes without an origin get the origin `Origin.DRAFT`.
+        Nodes without an origin are assigned `Origin.DRAFT`.
         """
         token_ids: list[int] = []
         parents: list[int] = []

@@ -116,8 +116,8 @@ def _pair(
         inputs: Sources, calibration and request.
         node: Node whose possible children are added.
         frontier: Candidates for the next nodes of the tree.
-        cached: For candidates from the cached distributions: index of the first one, index after
-            the last one, and context length.
+        cached: Index of the first candidate from the cached distributions, index after the last
+            one, and context length.
         scratch: Probabilities of the candidates from the cached distribution, [TOP].
     Returns:
         Number of candidates on the frontier.

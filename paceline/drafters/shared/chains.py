@@ -1,8 +1,8 @@
 """Draft chains with a small model (Leviathan et al. 2023, Chen et al. 2023).
 
 Each forward pass of the draft model extends the chains of all requests in a batch. The target then
-verifies all chains in one forward pass. Greedy requests get deterministic drafts. For sampled
-requests, the drafts depend on `verification`:
+verifies all chains in one forward pass. For greedy requests, the drafts are deterministic. For
+sampled requests, the drafts depend on `verification`:
 
 - "reject": The draft model samples the drafts, and the engine verifies them by rejection sampling.
 - "traverse": The draft model samples the drafts in the same way, but the engine verifies a chain
@@ -97,7 +97,7 @@ class ChainDrafter(Drafter):
     def start(self, request: Request) -> None:
         """Open the draft model's copy of the request.
 
-        A request whose prompt exceeds the draft model's context gets no copy and no drafts.
+        If the prompt exceeds the draft model's context, no copy is opened and nothing is drafted.
         """
         if len(request) <= self._draft.context_length:
             self._draft.reserve(

@@ -36,8 +36,8 @@ class DraftSource:
         calibration_table: Index of the source's calibration table in the pool file. The value is
             PAIRED for the paired source, which shares a table with Token Recycling.
         prior: Acceptance probabilities to assume until outcomes have been counted. None for the
-            paired source. The prior of its tokens is the source's probability or that of Token
-            Recycling, whichever is larger.
+            paired source. For its tokens, the prior is the larger of two probabilities: the
+            source's own and Token Recycling's.
     """
 
     name: str

@@ -21,7 +21,7 @@ class Continuation(NamedTuple):
 
 
 class NgramIndex:
-    """Indexes all positions of every n-gram in a text, and finds the latest one first.
+    """Indexes all positions of each n-gram in a text, and finds the latest one first.
 
     Args:
         min_ngram: Length of the shortest indexed n-gram, in tokens.

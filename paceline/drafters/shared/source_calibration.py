@@ -15,7 +15,7 @@ three values has a cell:
              ...
 
 The other sources follow in the order of `SOURCES`. Each of them adjusts the probability p computed
-from the earlier sources. For this purpose, each source has a separate table of cells, one for each
+from the earlier sources. For this purpose, each source has a separate table, with one cell for each
 combination of p and the source's confidence.
 """
 

@@ -35,7 +35,7 @@ OfSources = Annotated[NDArray[np.float32], np.float32, len(COUNTED_TEXTS)]
 
 
 class Inputs:
-    """The inputs of the network, in the order of its weights.
+    """The inputs of the network, in the same order as its weights.
 
     Their names are part of calibration.json. Vectors have one value per source: prompt, output and
     datastore. Each pointer of a node leads to a token in earlier text. The tokens before that token

@@ -100,8 +100,8 @@ def _longest_that_occurs(table: Records[ShardRow], pool: Pool, size_index: int) 
     """Find the request's longest suffix that occurs in the datastore, by bisection.
 
     Returns:
-        Two indices: the index of the suffix's size in `STORE_SIZES`, or -1 if no suffix occurs; and
-        the index of a damaged shard, or -1 if no damage was found.
+        A pair. First value: index of the suffix's size in `STORE_SIZES`, or -1 if no suffix occurs.
+        Second value: index of a damaged shard, or -1 if no damage was found.
     """
     low, high, probe = -1, size_index + 1, min(FIRST_SIZE, size_index)
     while low + 1 < high:

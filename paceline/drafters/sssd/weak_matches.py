@@ -80,9 +80,9 @@ def add_weak_matches(
     """Add weak matches to a node, unless the node has a long match.
 
     A weak match skips the newest token, or repeats a recent token at the same distance as earlier
-    text does. For example, the earlier text 1 2 3 4 proposes 4 after 1 2 9, because the match skips
-    the newest token, which is 9 now and 3 in the earlier text. The earlier text 20 7 21 7 proposes
-    9 after 20 9 21, because the earlier text repeats a token at distance 2.
+    text does. For example, the earlier text 1 2 3 4 proposes 4 after 1 2 9. The match skips the
+    newest token, which is 9 here and 3 in the earlier text. The earlier text 20 7 21 7 proposes 9
+    after 20 9 21, because the earlier text repeats a token at distance 2.
 
     Args:
         sources: Texts that are searched.
