@@ -58,7 +58,7 @@ def top_tokens_at(
 
 
 def _found(logits: NodeLogits, count: int) -> TopLogits | None:
-    """Return the most likely tokens that the forward pass has found, if it found `count`."""
+    """Return the top tokens of the forward pass; None if it found another number."""
     found = logits.top
     if found is None or found.columns.shape[-1] != min(count, logits.flat.shape[-1]):
         return None
