@@ -70,7 +70,7 @@ class SamplingParams:
         n: Number of answers (`Completion.outputs`). The answers use the seeds `seed`, `seed + 1`
             and so on. A number above 1 needs a temperature above 0.
         speculation: Drafter spec for this request, such as "none" or "sssd:max_nodes=8"; None uses
-            the engine's drafter. The drafter changes the speed, not the text.
+            the engine's drafter. The drafter changes the speed, not the distribution of answers.
         prediction: Token ids or text that the answer is expected to contain, such as the text to
             edit. The drafter `auto` drafts from the prediction, and other drafters ignore it. The
             answer does not change.
