@@ -191,26 +191,33 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
     """Return a comparison of the head's Pareto front with those of the other rules."""
     counted = [
         Column(heading)
-        for heading in ("rival, prompts", "on its front", "in reach", "head below", "head above")
+        for heading in (
+            "other rule, prompts",
+            "its best settings",
+            "compared",
+            "head needs fewer",
+            "head needs more",
+        )
     ]
     rows = [
         (f"{comparison.rival}, {comparison.name}", *dataclasses.astuple(comparison)[2:])
         for comparison in picks.fronts(result.counts, result.config.head)
     ]
     notes = (
-        "Each row compares the acceptance head with another rule for the draft length, the rival."
-        " A rule's Pareto front consists of its best settings: no other setting has both"
-        " fewer target forward passes and fewer discarded tokens. in reach: number of settings on"
-        " the rival's Pareto front with a discard rate in the range that the head's front covers."
-        " head below, head above: number of settings in reach for which the head needs fewer"
-        " target forward passes than the rival (below) or more (above), at the same discard rate."
-        " Values between the points of the head's front are interpolated linearly.",
-        "forwards: target forward passes with the head, divided by those with the rival at the"
-        " same discard rate; mean over the settings. discards: discarded tokens with the head,"
-        " divided by those with the rival for the same number of target forward passes; mean over"
-        " the settings. latency gain: the lowest latency with the rival, divided by the lowest"
-        " latency with the head. The latencies are calculated with the paper's equation 2.3 and the"
-        " paper's ratio of times: a target forward pass takes as long as"
+        "Each row compares the acceptance head with another rule for the draft length. A rule's"
+        " Pareto front consists of its best settings: no other setting has both fewer target"
+        " forward passes and fewer discarded tokens. Values between the points of the head's front"
+        " are interpolated linearly. its best settings: number of settings on the other rule's"
+        " Pareto front. compared: number of these settings with a discard rate in the range that"
+        " the head's front covers. head needs fewer: number of compared settings for which the"
+        " head needs fewer target forward passes at the same discard rate. head needs more: number"
+        " of compared settings for which the head needs more at the same discard rate.",
+        "forwards: target forward passes with the head, divided by those with the other rule at"
+        " the same discard rate; mean over the settings. discards: discarded tokens with the head,"
+        " divided by those with the other rule for the same number of target forward passes; mean"
+        " over the settings. latency gain: the lowest latency with the other rule, divided by the"
+        " lowest latency with the head. The latencies are calculated with the paper's equation 2.3"
+        " and the paper's ratio of times: a target forward pass takes as long as"
         f" {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
