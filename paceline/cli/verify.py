@@ -60,12 +60,11 @@ def verify(
 
     The exit status is 1 if any answer differs.
 
-    Each prompt is first decoded alone without drafts, and then in batches with each drafter. If a
-    drafter's answers differ, the report shows the first difference. For both tokens, it also shows
-    the logits computed with drafts and those computed without drafts. The target verifies all
-    draft tokens, even those that probably cost more time than they save, unless a spec contains
-    `budget=true`. Prompt number n uses seed + n. If interrupted, the command reports the results
-    so far.
+    Each prompt is first decoded alone without drafts, and then in batches with each drafter. If an
+    answer differs, the report shows the two tokens at the first difference. For each of them, it
+    shows the logit with drafts and the logit without drafts. The target verifies all draft tokens,
+    even those that probably cost more time than they save, unless a spec contains `budget=true`.
+    Prompt number n uses seed + n. If interrupted, the command reports the results so far.
 
     Example: paceline verify demo --drafter auto --batch 1,8 --limit 4
 

@@ -21,8 +21,8 @@ class AutoOptions:
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48, or to 16
             if budget=false. With budget=false, the trees of a batch have at most 48 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
-        min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
-            0.001.
+        min_path_probability: Propose nodes only if their path probability reaches this number; from
+            0 to 1, default 0.001.
         answer_cache_tokens: Maximum number of tokens from recent answers that are cached and
             searched; 0 disables the cache. Defaults to 262144, or to 0 if update_datastore=true.
         update_datastore: Append finished answers to the datastore; default false.

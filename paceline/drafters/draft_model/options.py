@@ -39,9 +39,9 @@ class DraftModelOptions:
             threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0.5 for trees,
             and to a value for chains that depends on stop_rule. The value for chains is 0.4 with
             "confidence" and "entropy". With "product", it is 0.1, or 0 if max_draft_tokens is set.
-        branch_threshold: Minimum path probability of the draft model's alternatives; from 0 to 1.
-            With branch_threshold=1, drafts are chains. Defaults to 0.06, or to 1 if
-            max_draft_tokens is set. Sampled drafts ignore branch_threshold.
+        branch_threshold: Draft alternative tokens only if their path probability reaches this
+            number; from 0 to 1. With branch_threshold=1, drafts are chains. Defaults to 0.06, or to
+            1 if max_draft_tokens is set. Sampled drafts ignore branch_threshold.
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Defaults to true, or
             to false if max_draft_tokens is set or stop_rule is changed.
         budget: Verify only the nodes that are expected to save time. The drafter pauses while it is

@@ -24,9 +24,9 @@ class OuroborosOptions:
             verifies up to K phrases that follow the newest token.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
             draft; default 4. With max_branches=0, the tree has no alternatives, as in the paper.
-        inspiration: Nodes at which the target's predictions are added to the pool. "every" uses all
-            nodes, "paper" follows the rule in the paper, "code" follows the rule in the authors'
-            code, and "off" uses none. Defaults to "every".
+        inspiration: Nodes whose predictions are added to the pool. "every" uses the target's
+            predictions at all nodes, "paper" follows the rule in the paper, "code" follows the rule
+            in the authors' code, and "off" uses none. Defaults to "every".
         refinement: Replace verified suffixes in the pool with the target's predictions; default
             true.
         budget: Verify only the nodes that are expected to save time; default true.

@@ -10,7 +10,7 @@ BATCH_NODES = 64
 MIN_PHRASE = 2  # Minimum length of the phrases that inspiration="every" adds, in tokens.
 MIN_REACH = 2  # Minimum length to which the budget may limit a draft, in tokens.
 CHOICES = 3  # Number of most likely tokens considered per position, including the drafted token.
-MIN_ALTERNATIVE = 0.03  # Minimum path probability of an alternative.
+MIN_ALTERNATIVE = 0.03  # Lowest path probability of drafted alternatives.
 
 # Calibration of nodes by source and probability.
 BUCKETS = 10  # Number of buckets into which probabilities are divided.

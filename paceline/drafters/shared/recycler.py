@@ -85,7 +85,7 @@ class Recycler:
         Args:
             requests: Requests to draft for.
             max_nodes: Maximum number of nodes for each request.
-            min_path_probability: Minimum path probability of a node; from 0 to 1.
+            min_path_probability: Lowest path probability of proposed nodes; from 0 to 1.
             trees: Trees of other sources for the same requests, with confidences.
         """
         if not any(max_nodes):

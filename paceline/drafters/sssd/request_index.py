@@ -263,7 +263,7 @@ class RequestIndex:
         _extend_at(self.address, np.array(token_ids, dtype=np.int64))
 
     def find(self, *, max_links: int = 64) -> list[tuple[int, int]]:
-        """Return earlier matches: pairs of the position after a match and its length.
+        """Return earlier matches, each as (position directly after the match, length).
 
         Args:
             max_links: Maximum number of links to follow per n-gram size.

@@ -16,8 +16,8 @@ class StateHeadOptions:
         head: Folder or hub id of an EAGLE-3 or DFlash head. The head must be trained for the
             target. "mtp" selects the MTP layer in the target's checkpoint.
         max_depth: Maximum depth of the draft tree, in tokens; at least 1, default 8.
-        branch_threshold: Minimum path probability of the head's alternatives; from 0 to 1. With
-            branch_threshold=1, drafts are chains. Defaults to 0.06.
+        branch_threshold: Draft alternative tokens only if their path probability reaches this
+            number; from 0 to 1. With branch_threshold=1, drafts are chains. Defaults to 0.06.
         stop_threshold: Minimum sum of the newest nodes' path probabilities at which drafting
             continues; from 0 to 1, default 0.5. With 0, only `max_depth` limits the tree.
         budget: Verify only the nodes that are expected to save time; default true.

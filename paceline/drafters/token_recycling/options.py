@@ -19,8 +19,8 @@ class TokenRecyclingOptions:
         max_nodes: Maximum number of nodes in a draft tree, from 1 to 256. Defaults to 48, or to 16
             if budget=false. With budget=false, the trees of a batch have at most 48 nodes in total.
         budget: Verify only the nodes that are expected to save time; default true.
-        min_path_probability: Minimum path probability of a proposed node; from 0 to 1, default
-            0.001.
+        min_path_probability: Propose nodes only if their path probability reaches this number; from
+            0 to 1, default 0.001.
         max_distributions: Maximum number of cached distributions, shared by all requests. Each
             distribution needs 80 bytes.
         pool_file: File in which the cached distributions are saved between runs. If the file
