@@ -10,7 +10,7 @@ _NAME = "model-survey"
 _OUTCOMES = {
     "trees": "drafts verified as trees, one forward pass for a batch",
     "chains": "drafts verified as chains, one forward pass per request",
-    "uncached": "answers equal decoding without a cache, but not `generate`",
+    "uncached": "same answers as without a KV cache, but not as `generate`",
     "refused": "rejected",
     "wrong": "answers differ",
     "not built": "not tested",
@@ -69,8 +69,8 @@ def recurrence_times() -> str:
         "The column *1 token* shows the CPU time of a forward pass over one token. The other"
         " columns show CPU times relative to this column. The models have 8 layers, as wide as"
         " the layers of a model with 0.8 billion parameters. The models ran in"
-        f" {content['dtype']} on one thread of an {content['processor']} processor. paceline's"
-        " kernels also computed the matrix products."
+        f" {content['dtype']} on one thread of an {content['processor']} processor. In the"
+        " rows *paceline*, paceline's kernels computed the matrix products as well."
     )
     return "\n".join([*lines, "", setup])
 

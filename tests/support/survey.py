@@ -29,8 +29,8 @@ class Surveyed:
 
     Attributes:
         model_type: Name in transformers.
-        outcome: `TREES` or `CHAINS` if all outputs were equal. `UNCACHED` if they equal decoding
-            without a cache, from which `generate` differs. Otherwise `REFUSED`, `WRONG` or
+        outcome: `TREES` or `CHAINS` if all outputs were equal. `UNCACHED` if they equal the
+            outputs without a KV cache, but not those of `generate`. Otherwise `REFUSED`, `WRONG` or
             `NOT_BUILT`.
         reason: Why the type was refused, wrong or not built.
     """
