@@ -3,7 +3,7 @@
 torch divides a tensor among its threads. Each thread computes most of its elements with vector
 instructions, and the last few one by one. The two routines round differently, so a token's values
 would depend on how many tokens share the forward pass. This module pads the tensor, so that every
-thread computes only whole vectors.
+thread uses vector instructions only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
     }
 )
 FUNCTION_NAMES = frozenset(function.__name__ for function in _FUNCTIONS)
-"""Names of the functions that `WholeVectors` computes in whole vectors."""
+"""Names of the functions that `WholeVectors` computes with vector instructions only."""
 DTYPES = torch.float16, torch.float32, torch.float64
 """Dtypes in which the two routines round differently. In bfloat16, their results are the same."""
 
@@ -56,7 +56,7 @@ class ActivationOverride(ForwardOverride):
 
 
 class WholeVectors(TorchFunctionMode):
-    """Computes this thread's activation functions in whole vectors."""
+    """Computes this thread's activation functions with vector instructions only."""
 
     def __torch_function__(
         self,
@@ -65,7 +65,7 @@ class WholeVectors(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run a torch function, in whole vectors if it is an activation function."""
+        """Run a torch function, with padded inputs if it is an activation function."""
         options = kwargs or {}
         if func not in _FUNCTIONS or not args or not _has_ends(args[0]) or options.get("inplace"):
             return func(*args, **options)
@@ -75,7 +75,9 @@ class WholeVectors(TorchFunctionMode):
 
 
 def whole_vectors(dtype: torch.dtype) -> AbstractContextManager[object]:
-    """Return a context in which this thread's activation functions use whole vectors.
+    """Return a context in which activation functions use vector instructions only.
+
+    The context affects only this thread.
 
     Args:
         dtype: Dtype of the functions' inputs.
@@ -130,7 +132,7 @@ def _has_ends(inputs: Any) -> bool:
 
 
 def _padded_count(count: int, max_threads: int) -> int:
-    """Round up an element count so that every thread computes only whole vectors."""
+    """Round up an element count so that every thread uses vector instructions only."""
     threads = 1
     while True:
         share = VECTOR_ELEMENTS * threads

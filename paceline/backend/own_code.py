@@ -1,4 +1,4 @@
-"""Compute activation functions in whole vectors within modules' own code.
+"""Compute activation functions in modules' own code with vector instructions only.
 
 The `forward` methods of such modules call functions such as `silu` directly, instead of calling
 submodules.
@@ -34,9 +34,9 @@ _CONVERSIONS = frozenset({"float", "float32"})
 
 
 class OwnCodeOverride(ForwardOverride):
-    """Runs a module's own code, and computes activation functions in whole vectors.
+    """Runs a module's own code, with vector instructions only in activation functions.
 
-    The module is the copy in a `ModelView`, so that its submodules are overridden as well.
+    The override runs the module's copy in a `ModelView`, whose submodules have overrides too.
     """
 
     __slots__ = ()
@@ -46,7 +46,7 @@ class OwnCodeOverride(ForwardOverride):
         return self.of(twin)
 
     def calls(self) -> AbstractContextManager[object]:
-        """Return a context in which this thread's activation functions use whole vectors."""
+        """Return a context in which activation functions use vector instructions only."""
         return WholeVectors()
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:

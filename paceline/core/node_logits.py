@@ -36,7 +36,11 @@ class TopLogits(NamedTuple):
         return self.columns, self.probs
 
     def rows(self, select: Callable[[Tensor], Tensor]) -> TopLogits:
-        """Return the tokens of the rows that `select` takes from a tensor [rows, k]."""
+        """Return the tokens of some rows.
+
+        Args:
+            select: Function that returns these rows of any tensor [rows, k].
+        """
         return TopLogits(select(self.columns), select(self.probs), self.vocabulary_ids)
 
     def tokens(self, arrays: Arrays) -> TopTokens:

@@ -50,8 +50,8 @@ def run_jobs(jobs: int, count: int, taken: int, mailbox: int, number: int) -> No
         jobs: Address of the table of jobs.
         count: Number of jobs to run.
         taken: Offset of the task counter in each job's record, in bytes.
-        mailbox: Address from `reserve_jobs`, 0 without a team.
-        number: Job number from `reserve_jobs`.
+        mailbox: Address that `reserve_jobs` returned; 0 if this thread leads no team.
+        number: Job number that `reserve_jobs` returned.
     """
     for job in range(count):
         run_job(jobs, job, taken, mailbox, number + job)

@@ -1,7 +1,7 @@
 """Define the number formats of compiled code, and load, copy and clear rows.
 
 In compiled code, addresses are int64. Sizes and strides are in bytes unless a comment states
-otherwise. Copies and conversions process whole vectors of eight values.
+otherwise. Copies and conversions process eight values at a time.
 """
 
 from __future__ import annotations

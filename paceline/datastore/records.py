@@ -71,7 +71,7 @@ def record_parts(
 
 
 def is_prompt(record: Any) -> bool:
-    """Return whether a record is a line of a prompt file, without an answer."""
+    """Return whether a record is from a prompt file and therefore has no answer."""
     fields = set(record) if isinstance(record, Mapping) else set()
     return bool(_PROMPT_FIELDS & fields) and fields <= _PROMPT_FIELDS | _NAME_FIELDS
 

@@ -136,7 +136,7 @@ class DrafterPool:
             requests: Requests whose drafters are needed.
             in_use: Function that returns the drafters of open requests.
         Raises:
-            ConfigError, BusyError: As for `find`; the message names the prompt.
+            ConfigError, BusyError: See `find`; the message names the prompt.
         """
         states = []
         for index, request in enumerate(requests):

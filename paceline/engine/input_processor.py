@@ -82,8 +82,9 @@ class InputProcessor:
         """Convert a prompt to a request for a single answer.
 
         Raises:
-            ConfigError, CapacityError: As for `requests`, or the parameters request several
+            ConfigError: The prompt or a parameter cannot be used, or the parameters ask for several
                 answers.
+            CapacityError: See `requests`.
         """
         (request,) = self.requests([prompt], params)
         if request.params.n > 1:

@@ -54,7 +54,7 @@ def tokenizer_error(model: str | Path | PreTrainedModel) -> str:
 
 
 def _read_tokenizer(source: str | Path, unpack: bool = True) -> tuple[Any, str]:
-    """Return a tokenizer and "", or None and an error message."""
+    """Return (tokenizer, "") on success, and (None, error message) on failure."""
     missing = missing_source(source)
     if missing:
         return None, missing

@@ -61,7 +61,7 @@ class TextSource:
         return taken
 
     def peek(self) -> Generator[None, None, str]:
-        """Return the next character without reading it; "" if the answer has ended."""
+        """Return the next character without consuming it; "" if the answer has ended."""
         while self._start >= len(self._text):
             if self.ended:
                 return ""
@@ -69,7 +69,7 @@ class TextSource:
         return self._text[self._start]
 
     def next(self) -> Generator[None, None, str]:
-        """Read and return the next character; "" if the answer has ended."""
+        """Consume and return the next character; "" if the answer has ended."""
         char = yield from self.peek()
         self._start += len(char)
         return char

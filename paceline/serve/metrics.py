@@ -135,7 +135,7 @@ class AnswerTimer:
             self._record_request(now, chunk.completion.stats)
 
     def end(self) -> None:
-        """Count the answer by its finish reason, or as aborted."""
+        """Count the answer by its finish reason, or as aborted if it did not finish."""
         self._meter.count_end(self._reason)
 
     def _record_request(self, now: float, stats: Stats) -> None:
@@ -165,8 +165,8 @@ class _EngineCollector(Collector):
             yield counter
         guarantee = GaugeMetricFamily(
             _PREFIX + "batch_invariant",
-            "1 if answers are bit-identical with any drafts and in any batch, else 0; with the"
-            " reason.",
+            "1 if answers are bit-identical regardless of the drafts and the batch, else 0; with"
+            " the reason.",
             labels=[_LABEL, "reason"],
         )
         invariance = self._llm.invariance

@@ -120,7 +120,7 @@ class RetokenizedText:
 
 
 def _encode_after_anchor(tokenizer: Any, text: str) -> list[int]:
-    """Encode a text that continues another text, without special tokens."""
+    """Encode, without special tokens, a text that continues another text."""
     if not text:
         return []
     encoded = tokenizer(_ANCHOR + text, add_special_tokens=False, return_offsets_mapping=True)

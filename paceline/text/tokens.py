@@ -22,7 +22,7 @@ def text_ids(tokenizer: Any, text: str, where: str) -> list[int]:
 
 
 def word_ids(tokenizer: Any, word: str, where: str) -> set[tuple[int, ...]]:
-    """Encode a word at the start of a text and after a space, without special tokens.
+    """Encode a word, without special tokens, at the start of a text and after a space.
 
     Args:
         tokenizer: Tokenizer of the model.

@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 class Records(Protocol[R]):
-    """Type annotation for an array of records, as compiled code sees the array."""
+    """Type annotation for an array of records in compiled code."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> R: ...

@@ -30,7 +30,7 @@ def exempt_until_exit() -> None:
     """Exempt all existing objects from garbage collection until the process exits.
 
     The process exits sooner, because Python does not free exempt objects. If triton is loaded, the
-    exemption ends before the exit, because triton 3.9 reports objects that are not freed as leaks.
+    exemption ends just before the exit; otherwise, triton 3.9 would report leaks.
     """
     gc.freeze()
     atexit.unregister(_end_exemption_for_triton)

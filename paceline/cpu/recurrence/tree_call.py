@@ -17,7 +17,10 @@ from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 
 class TreeCall:
-    """The first fields of every call for a tree: `TokenTree.addresses`, and two sizes."""
+    """The first arguments of every recurrence along a tree.
+
+    The first seven fields are the result of `TokenTree.addresses`. Two sizes follow.
+    """
 
     slots: int
     pending: int
@@ -31,7 +34,7 @@ class TreeCall:
 
 
 class PathCall:
-    """The first fields of all calls that advance stored states along paths."""
+    """The first arguments of every function that advances stored states along paths."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of all paths, see `FoldPath`.

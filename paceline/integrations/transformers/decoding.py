@@ -72,10 +72,10 @@ def verify_rows(
 
 
 def _without_states(request: GenerateCall, model: CachedLM) -> GenerateCall:
-    """Remove the KV cache from a call if the model has recurrent states.
+    """Remove the cache that transformers created if the model has recurrent states.
 
     Raises:
-        UnsupportedModelError: The model has recurrent states, and the caller passed a cache.
+        UnsupportedModelError: The model has recurrent states, and the cache is the caller's own.
     """
     if request.cache is None or not model.keeps_states:
         return request
