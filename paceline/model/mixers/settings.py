@@ -33,4 +33,4 @@ heads of 128 x 128 numbers, a state takes as much memory as the keys and updates
 """
 
 ROW_MULTIPLE, LANE_MULTIPLE = 8, 16
-"""Stored states are padded to multiples of these sizes, so that kernels use whole vectors."""
+"""Stored states are padded to multiples of these sizes, so that kernels need no partial vectors."""
