@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from operator import is_
 from typing import TYPE_CHECKING
 
-from paceline.core.drafter import Drafter, Outcome, check_tokens, copied_tokens
+from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_logits import NodeLogits
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_budget.drafts import DrafterBatch, DrafterState, Drafts
 from paceline.engine.batch_result import BatchResult, distribute_outcomes
+from paceline.engine.drafter_calls import observe_outcomes, propose_trees
 from paceline.engine.state_recording import record_states, recorded_layers
 from paceline.sampling.sampler import is_greedy
 from paceline.sampling.top_tokens import find_top_tokens
 from paceline.verification.logprobs import score_prompts
-from paceline.verification.tree_rules import check_trees
 from paceline.verification.verify import verify as verify_batch
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ def run_step(
     """
     start = time.perf_counter()
     chunk = model.prefill_chunk if prefill_chunk is None else prefill_chunk
-    proposals = [_propose(model, batch, chunk) for batch in batches]
+    proposals = [propose_trees(model, batch, chunk) for batch in batches]
     failed = [proposal for proposal in proposals if isinstance(proposal, BatchResult)]
     drafts = [proposal for proposal in proposals if isinstance(proposal, Drafts)]
     requests = _in_slot_order(drafts)
@@ -101,7 +99,7 @@ def run_step(
         cut = draft_budget.cut(drafts, len(requests), rows, model.packs)
         drafts = [each.cut_drafts for each in cut]
     results, has_retries = _verify_drafts(model, drafts, requests, verify, chunk, reduced_logits)
-    results = [_observe(result) for result in results]
+    results = [observe_outcomes(result) for result in results]
     if draft_budget is not None and cut and not has_retries:
         draft_budget.observe(
             cut,
@@ -118,34 +116,6 @@ def _end_step(model: Target, result: BatchResult) -> None:
     for outcome in result.outcomes:
         model.restart_if_due(outcome.request)
     result.outcomes.extend(_end_scored(result.batch))
-
-
-def _propose(model: Target, batch: DrafterBatch, chunk: int) -> Drafts | BatchResult:
-    """Propose draft trees for the requests in a batch that are ready to decode.
-
-    Returns:
-        The drafts, or a result with the error that the drafter raised.
-    """
-    ready: list[Request] = []
-    max_nodes: list[int] = []
-    for request, limit in zip(batch.requests, batch.max_nodes, strict=True):
-        if not request.prefill_only and request.ends_prefill(chunk):
-            ready.append(request)
-            max_nodes.append(0 if request.without_draft else limit)
-    if not ready:
-        return Drafts(batch, [], [])
-    drafter = batch.drafter_state.drafter
-    before = drafter.forward_seconds
-    try:
-        tokens = copied_tokens(drafter, ready)
-        trees = drafter.propose(ready, max_nodes)
-        check_tokens(drafter, ready, tokens)
-        flat = check_trees(drafter, ready, max_nodes, trees, model.vocab_size)
-        limited = list(map(model.limit_tree, trees, ready))
-        flat = flat if all(map(is_, limited, trees)) else None
-    except Exception as error:
-        return BatchResult(batch, [], drafter.forward_seconds - before, error)
-    return Drafts(batch, ready, limited, drafter.forward_seconds - before, flat)
 
 
 def _in_slot_order(drafts: Sequence[Drafts]) -> list[Request]:
@@ -271,21 +241,6 @@ def _append(model: Target, outcomes: Sequence[Outcome]) -> None:
         request.without_draft = False
         request.counters.drafted_tokens += len(outcome.tree)
         request.counters.accepted_tokens += len(outcome.accepted)
-
-
-def _observe(result: BatchResult) -> BatchResult:
-    """Pass the outcomes to their drafter; add its error, if any, to the result."""
-    if not result.outcomes:
-        return result
-    drafter = result.batch.drafter_state.drafter
-    requests = [outcome.request for outcome in result.outcomes]
-    try:
-        tokens = copied_tokens(drafter, requests)
-        drafter.observe(result.outcomes)
-        check_tokens(drafter, requests, tokens)
-    except Exception as error:
-        return replace(result, error=error)
-    return result
 
 
 def _end_scored(batch: DrafterBatch) -> list[Outcome]:
