@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import os
 import random
 import shutil
@@ -32,23 +31,17 @@ from demo_pair_data import (
     NEW_TOKENS,
     Corpus,
     Rollout,
-    clip,
     collect_rollouts,
     encode_chat,
     load_corpus,
     read_rollouts,
-    roll_out,
     save_rollouts,
 )
+from demo_pair_evaluation import EVAL_SETTING, eval_answers, evaluate, mean_agreement
 from demo_pair_training import SHAPES, distil, new_model, train_next_token, train_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TARGET_SHARE, DRAFT_SHARE, ROLLOUT_SHARE = 0.5, 0.15, 0.4  # of all minutes twice, of stage 2
-EVAL_PROMPTS, EVAL_TOKENS, EVAL_CHAIN = 16, 96, 4
-EVAL_SETTING = (
-    f"greedy, fp32, {EVAL_TOKENS} tokens, end token ignored, chains of {EVAL_CHAIN},"
-    f" {EVAL_PROMPTS} prompts a set"
-)
 
 
 def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str, Any]:
@@ -73,50 +66,6 @@ def make_pair(corpus: Corpus, out: Path, minutes: float, seed: int) -> dict[str,
         curves[role] = train_next_token(model, stream, 60 * minutes * share, generator)
         save(out / role, model, tokenizer)
     return curves
-
-
-def eval_answers(
-    target: Any, tokenizer: Any, questions: dict[str, list[str]]
-) -> dict[str, list[Rollout]]:
-    """Return the target's greedy continuations of evenly spaced questions of each set."""
-    answers = {}
-    for name, texts in questions.items():
-        chosen = [
-            texts[i * len(texts) // EVAL_PROMPTS] for i in range(min(EVAL_PROMPTS, len(texts)))
-        ]
-        prompts = [clip(encode_chat(tokenizer, text)) for text in chosen]
-        answers[name] = roll_out(
-            target, prompts, EVAL_TOKENS, torch.zeros(len(prompts)), torch.Generator()
-        )
-    return answers
-
-
-@torch.no_grad()
-def evaluate(draft: Any, answers: dict[str, list[Rollout]]) -> dict[str, dict[str, float]]:
-    """Return how often the draft's arg-max equals the target's, and tokens per forward pass.
-
-    While the target accepts a chain, the draft's context is the target's own text. The
-    teacher-forced pattern therefore has the accepted counts of greedy speculative decoding. The
-    prefill counts as a forward pass.
-    """
-    figures = {}
-    for name, rows in answers.items():
-        agreed = tokens = forwards = 0
-        for row in rows:
-            guesses = (
-                draft(input_ids=row.ids[None, :-1]).logits[0, row.prompt_length - 1 :].argmax(-1)
-            )
-            hits = (guesses == row.ids[row.prompt_length :]).tolist()
-            agreed, tokens = agreed + sum(hits), tokens + len(hits)
-            position, forwards = 1, forwards + 1
-            while position < len(hits):
-                chain = [*hits[position : position + EVAL_CHAIN], False]
-                position, forwards = position + chain.index(False) + 1, forwards + 1
-        figures[name] = {
-            "agreement": round(agreed / tokens, 4),
-            "tokens_per_forward": round(tokens / forwards, 3),
-        }
-    return figures
 
 
 def save(folder: Path, model: Any, tokenizer: Any = None) -> None:
@@ -323,10 +272,6 @@ def training_record(
             "new_tokens": len(rollouts) * NEW_TOKENS,
         },
     }
-
-
-def mean_agreement(figures: dict[str, dict[str, float]]) -> float:
-    return math.fsum(row["agreement"] for row in figures.values()) / len(figures)
 
 
 if __name__ == "__main__":
