@@ -14,7 +14,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.settings import PREFILL_CHUNK, FixedShapes
 from paceline.core.tree import EMPTY_TREE
-from paceline.errors import ConfigError, UnsupportedModelError
+from paceline.errors import ConfigError
 from paceline.kv_cache.region_cache import RegionCache
 from paceline.kv_cache.settings import GRAPH_GROWTH_POSITIONS, GRAPH_POOL_GROWTH_POSITIONS
 from paceline.model.architecture import Architecture
@@ -286,19 +286,3 @@ class CachedLM(ForwardPasses):
             probe.position_offset = states.position_offset
             logits = self.forward([probe], [EMPTY_TREE])
             self.media_prefill.check_next_token(request, states, logits[0, 0])
-
-
-def as_cached_lm(target: object) -> CachedLM:
-    """Return the target if transformers runs it; otherwise, raise an error.
-
-    Args:
-        target: Target of an engine.
-    Raises:
-        UnsupportedModelError: Another library runs the target.
-    """
-    if isinstance(target, CachedLM):
-        return target
-    raise UnsupportedModelError(
-        "got a model in llama.cpp; expected one that transformers runs. Use"
-        " \0engine='transformers'\0."
-    )

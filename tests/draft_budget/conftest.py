@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline import LLM
-from paceline.model.cached_lm import CachedLM, as_cached_lm
+from paceline.model.cached_lm import CachedLM
+from paceline.model.transformers_target import as_cached_lm
 from tests.support.machine import Machine, line
 from tests.support.shared import Pair
 

@@ -18,7 +18,8 @@ from paceline.kv_cache.blocks import CacheSize
 from paceline.kv_cache.region_cache import RegionCache
 from paceline.kv_cache.settings import POOL_GROWTH
 from paceline.kv_cache.slot_cache import SlotCache
-from paceline.model.cached_lm import CachedLM, as_cached_lm
+from paceline.model.cached_lm import CachedLM
+from paceline.model.transformers_target import as_cached_lm
 from tests.engine.test_kv_cache_manager import prompts
 from tests.support.models import make
 from tests.support.resident import needs_page_map, resident_bytes

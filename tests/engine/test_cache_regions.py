@@ -13,7 +13,8 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.kv_cache.region_cache import RegionCache
 from paceline.model import cached_lm
-from paceline.model.cached_lm import CachedLM, as_cached_lm
+from paceline.model.cached_lm import CachedLM
+from paceline.model.transformers_target import as_cached_lm
 from tests.engine.test_kv_cache_manager import prompts
 from tests.model.test_fixed_shapes import run_steps
 from tests.support.models import make

@@ -20,8 +20,8 @@ from paceline.core.tree import EMPTY_TREE
 from paceline.drafters import create
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError, DrafterError
-from paceline.model.cached_lm import as_cached_lm
 from paceline.model.self_check import plain_logits
+from paceline.model.transformers_target import as_cached_lm
 from tests.support.shared import COUNT, Pair
 
 LONG = SamplingParams(max_new_tokens=COUNT)

@@ -11,9 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from paceline import LLM, SamplingParams
 from paceline.errors import UnsupportedModelError
 from paceline.kv_cache.slot_layer import SlotLayer
-from paceline.model.cached_lm import CachedLM, as_cached_lm
+from paceline.model.cached_lm import CachedLM
 from paceline.model.per_layer import layer_values
 from paceline.model.self_check import check_chain_forward, check_tree_forward
+from paceline.model.transformers_target import as_cached_lm
 from paceline.model.verified import VERIFIED
 from tests.support.models import make
 from tests.support.shared import ScriptedTree, reference

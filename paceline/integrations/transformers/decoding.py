@@ -22,8 +22,9 @@ from paceline.integrations.transformers.cache import fill_cache, load_cache
 from paceline.integrations.transformers.media import attach_media
 from paceline.integrations.transformers.request import GenerateCall
 from paceline.integrations.transformers.rows import RowRequest, SharedNoise
-from paceline.model.cached_lm import CachedLM, as_cached_lm
+from paceline.model.cached_lm import CachedLM
 from paceline.model.forward_arguments import GENERATE_CACHE
+from paceline.model.transformers_target import as_cached_lm
 from paceline.verification.outcomes import draft_may_cause_nan, make_outcome
 from paceline.verification.rules import follow
 from paceline.verification.verify import best_tokens, split_top_tokens
