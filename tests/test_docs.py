@@ -17,7 +17,7 @@ from paceline.drafters import REGISTRY
 from paceline.model.loading import load_model
 from paceline.model.verified import VERIFIED
 from paceline.serve.requests import ChatRequest, CompletionRequest
-from tests.support import multimodal
+from tests.support import multimodal, multimodal_processors
 from tests.support.llama_cpp import HAS_LIBRARY, NO_LIBRARY
 from tests.support.state_heads import random_eagle3
 
@@ -46,7 +46,7 @@ SNIPPETS = [
 def multimodal_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = str(tmp_path_factory.mktemp("llava"))
     multimodal.model("llava").save_pretrained(folder)
-    multimodal.processor("llava").save_pretrained(folder)
+    multimodal_processors.processor("llava").save_pretrained(folder)
     return folder
 
 

@@ -19,8 +19,9 @@ from paceline.core.request import Request
 from paceline.errors import CapacityError, ConfigError
 from paceline.integrations.transformers import Strategy
 from paceline.model.forward_arguments import GENERATE_CACHE
-from tests.support import multimodal
+from tests.support import multimodal, multimodal_processors
 from tests.support.multimodal import CLASSES, NESTED, RECURRENT, expected, image, mark_of
+from tests.support.multimodal_configs import IDS, IMAGE
 from tests.support.serving import served
 
 TEXT = "plain text, plain text"
@@ -30,7 +31,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 def llm_of(kind: str, drafter: str = "prompt_lookup", **options: Any) -> LLM:
     given = {"batch_invariant": False, **options}
-    return LLM(multimodal.model(kind), drafter, processor=multimodal.processor(kind), **given)
+    return LLM(
+        multimodal.model(kind), drafter, processor=multimodal_processors.processor(kind), **given
+    )
 
 
 def prompt(kind: str, seed: int, text: str = "hello hello what") -> MultimodalPrompt:
@@ -74,7 +77,7 @@ def test_recurrent_models_run_without_fixed_shapes(kind: str) -> None:
 @pytest.mark.parametrize("kind", CLASSES)
 def test_strategy_equals_generate(kind: str) -> None:
     """Compare a padded batch of two prompts with images, its logits and its cache."""
-    processor, model = multimodal.processor(kind), multimodal.model(kind)
+    processor, model = multimodal_processors.processor(kind), multimodal.model(kind)
     processor.tokenizer.padding_side = "left"
     texts = [f"hello {mark_of(kind)} what?", f"hi {mark_of(kind)} and more text with this"]
     images = [[image(0)], [image(1)]] if kind in NESTED else [image(0), image(1)]
@@ -97,7 +100,7 @@ def test_strategy_equals_generate(kind: str) -> None:
 def test_wrong_branches_and_placeholders_do_not_change_outputs(kind: str) -> None:
     entry = prompt(kind, 0)
     reference = expected(kind, entry.text, list(entry.images), 20)
-    placeholder = multimodal.IDS[multimodal.IMAGE]
+    placeholder = IDS[IMAGE]
 
     def propose(requests: Sequence[Request], max_nodes: list[int]) -> list[DraftTree]:
         """Put the correct tokens on a side branch, among placeholders."""
@@ -112,7 +115,9 @@ def test_wrong_branches_and_placeholders_do_not_change_outputs(kind: str) -> Non
         return trees
 
     llm = LLM(
-        multimodal.model(kind), ScriptedDrafter(propose), processor=multimodal.processor(kind)
+        multimodal.model(kind),
+        ScriptedDrafter(propose),
+        processor=multimodal_processors.processor(kind),
     )
     (answer,) = llm.generate([entry], SamplingParams(20))
     assert answer.token_ids == reference
@@ -211,7 +216,9 @@ def test_conversations_with_images() -> None:
         )
     ]
     messages = [{"role": "user", "content": [{"type": "image"}, text]}]
-    rendered = multimodal.processor(kind).apply_chat_template(messages, add_generation_prompt=True)
+    rendered = multimodal_processors.processor(kind).apply_chat_template(
+        messages, add_generation_prompt=True
+    )
     assert answers == [expected(kind, rendered, [image(0)], 12)] * 4
 
 
@@ -303,7 +310,7 @@ def test_prompt_logprobs_and_long_prompts_are_refused() -> None:
     short = LLM(
         multimodal.model("llava"),
         "none",
-        processor=multimodal.processor("llava"),
+        processor=multimodal_processors.processor("llava"),
         batch_invariant=False,
         max_length=8,
     )
@@ -394,7 +401,7 @@ def test_batch_invariance_holds_with_images(kind: str) -> None:
     """Drafts and other requests in the batch change no bit of the output."""
     model = copy.deepcopy(multimodal.model(kind)).to(torch.bfloat16)
     alone, batched = (
-        LLM(model, spec, processor=multimodal.processor(kind), batch_invariant=True)
+        LLM(model, spec, processor=multimodal_processors.processor(kind), batch_invariant=True)
         for spec in ("none", "prompt_lookup")
     )
     params = SamplingParams(16, logprobs=3)

@@ -17,7 +17,17 @@ from paceline import LLM, MultimodalPrompt, SamplingParams
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.integrations.transformers import Strategy
 from tests.support import multimodal
-from tests.support.multimodal import END, IDS, IMAGE, START, VIDEO, image
+from tests.support.multimodal import image
+from tests.support.multimodal_configs import (
+    END,
+    IDS,
+    IMAGE,
+    START,
+    TEXT_FIELDS,
+    VIDEO,
+    VISION_FIELDS,
+)
+from tests.support.multimodal_processors import tokenizer
 
 PARAMS = SamplingParams(12)
 TEXT = [70, 71, 72, 70, 71]
@@ -42,7 +52,7 @@ class VideoProcessor:
         tokens = START + VIDEO * count * frame + END
         if self.splits_frames:
             tokens = (START + VIDEO * frame + END) * count
-        ids = multimodal.tokenizer()([text[0].replace(VIDEO, tokens)], return_tensors="pt")
+        ids = tokenizer()([text[0].replace(VIDEO, tokens)], return_tensors="pt")
         times = {} if self.seconds is None else {"second_per_grid_ts": torch.tensor([self.seconds])}
         return BatchFeature(
             {
@@ -63,7 +73,7 @@ class AudioProcessor:
 
     def __call__(self, text: list[str], audio: list[Any], return_tensors: str) -> BatchFeature:
         features = torch.tensor(np.array(audio[0]), dtype=torch.float32).reshape(1, 8, 16)
-        ids = multimodal.tokenizer()([text[0].replace(IMAGE, IMAGE * 4)], return_tensors="pt")
+        ids = tokenizer()([text[0].replace(IMAGE, IMAGE * 4)], return_tensors="pt")
         return BatchFeature(
             {
                 **{name: ids[name] for name in ("input_ids", "attention_mask")},
@@ -141,7 +151,7 @@ def test_times_remain_exact_in_half_precision(monkeypatch: pytest.MonkeyPatch) -
 
 
 def sound_model() -> Any:
-    text = {**multimodal._TEXT, "model_type": "qwen2"}
+    text = {**TEXT_FIELDS, "model_type": "qwen2"}
     encoder = {
         "d_model": 16,
         "encoder_layers": 1,
@@ -173,8 +183,8 @@ def test_unsupported_content_is_refused() -> None:
 
 def test_prefix_language_models_are_refused() -> None:
     config = CONFIG_MAPPING["paligemma"](
-        text_config={**multimodal._TEXT, "model_type": "gemma"},
-        vision_config={**multimodal._VISION, "model_type": "siglip_vision_model"},
+        text_config={**TEXT_FIELDS, "model_type": "gemma"},
+        vision_config={**VISION_FIELDS, "model_type": "siglip_vision_model"},
         image_token_index=IDS[IMAGE],
         projection_dim=32,
     )
