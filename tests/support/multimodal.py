@@ -1,4 +1,4 @@
-"""Tiny multimodal models with random weights, images, and expected answers."""
+"""Tiny multimodal models with random weights, their engines, prompts and expected answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
+from paceline import LLM, MultimodalPrompt
 from tests.support.multimodal_configs import CONFIGS, END, IMAGE, START, TEXT_FIELDS
 from tests.support.multimodal_processors import processor
 
@@ -59,3 +60,14 @@ def expected(kind: str, text: str, images: list[Image.Image], count: int) -> lis
     ids = built.generate(**given, max_new_tokens=count, do_sample=False)
     answer: list[int] = ids[0, given["input_ids"].shape[1] :].tolist()
     return answer
+
+
+def llm_of(kind: str, drafter: str = "prompt_lookup", **options: Any) -> LLM:
+    """Return an engine for a tiny model; `options` are those of `LLM`."""
+    given = {"batch_invariant": False, **options}
+    return LLM(model(kind), drafter, processor=processor(kind), **given)
+
+
+def prompt(kind: str, seed: int, text: str = "hello hello what") -> MultimodalPrompt:
+    """Return a prompt with one image."""
+    return MultimodalPrompt(f"{mark_of(kind)} {text}", [image(seed)])
