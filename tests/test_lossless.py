@@ -18,17 +18,9 @@ from paceline.core.request import Request
 from paceline.drafters.contract import leftovers
 from paceline.drafters.draft_model.drafter import DraftModel, DraftModelOptions
 from paceline.model.cached_lm import CachedLM
+from tests.support.drafters import ScriptedTree
 from tests.support.models import make
-from tests.support.shared import (
-    COUNT,
-    MOST_SPECS,
-    SAME_SEED,
-    SPECS,
-    VARIANTS,
-    Pair,
-    ScriptedTree,
-    reference,
-)
+from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, SPECS, VARIANTS, Pair, reference
 
 
 def with_batches(small: int, large: int) -> list[Any]:

@@ -19,7 +19,8 @@ from paceline.drafters import create
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigError
 from paceline.sampling import logit_adjustments, score_indices
-from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, Pair, ScriptedTree
+from tests.support.drafters import ScriptedTree
+from tests.support.shared import COUNT, MOST_SPECS, SAME_SEED, Pair
 
 LENGTH = 24
 

@@ -30,8 +30,9 @@ from paceline.drafters.shared.length_rules import (
 )
 from paceline.drafters.specdec_pp.head_rule import HeadRule
 from paceline.errors import ConfigError
+from tests.support.drafters import NotingDrafter, draft_room
 from tests.support.enumeration import PLAIN, GrowingTree, Oracle, emitted
-from tests.support.shared import COUNT, NotingDrafter, Pair, draft_room
+from tests.support.shared import COUNT, Pair
 
 
 @pytest.fixture(scope="module")

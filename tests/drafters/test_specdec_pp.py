@@ -21,8 +21,9 @@ from paceline.drafters.specdec_pp.drafter import CostClock, SpecDecPP, SpecDecPP
 from paceline.drafters.specdec_pp.head import AcceptanceHead
 from paceline.errors import ConfigError, UnsupportedModelError
 from paceline.model.cached_lm import CachedLM
+from tests.support.drafters import NotingDrafter, draft_room
 from tests.support.models import make
-from tests.support.shared import COUNT, NotingDrafter, Pair, draft_room, random_head, with_head
+from tests.support.shared import COUNT, Pair, random_head, with_head
 
 
 class ConstantHead:

@@ -23,8 +23,9 @@ from paceline.engine.parallel.model import weight_sums
 from paceline.engine.parallel.ranks import Ranks, check_columns
 from paceline.engine.parallel.split import share
 from paceline.errors import ConfigError, DrafterError
+from tests.support.drafters import ScriptedTree
 from tests.support.processes import Group
-from tests.support.shared import Pair, ScriptedTree
+from tests.support.shared import Pair
 
 TARGET = Path(__file__).parents[1] / "data" / "tiny_target"
 WINDOW = "lookahead:window=15,ngram=5,guesses=15,budget=false"

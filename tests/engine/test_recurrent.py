@@ -18,8 +18,9 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from tests.support import models
+from tests.support.drafters import ScriptedTree
 from tests.support.recurrent_models import BRANCHING, CHAINED, WINDOWED
-from tests.support.shared import ScriptedTree, reference
+from tests.support.shared import reference
 from tests.support.tree_models import VOCAB
 
 COUNT = 16

@@ -27,8 +27,9 @@ from paceline.model.forward_arguments import GENERATE_CACHE
 from paceline.model.rotary import TextLengths, cut_at_switch, switch_lengths
 from paceline.model.self_check import count_differing_rows
 from tests.support import models
+from tests.support.drafters import ScriptedTree
 from tests.support.rotary_models import ROTARY, SWITCH
-from tests.support.shared import ScriptedTree, reference
+from tests.support.shared import reference
 from tests.support.tree_models import VOCAB
 
 COUNT = 14

@@ -26,8 +26,8 @@ from tests.integrations.common import (
     padded,
     with_and_without,
 )
+from tests.support.drafters import ScriptedTree
 from tests.support.models import make
-from tests.support.shared import ScriptedTree
 
 
 @pytest.mark.parametrize("options", [GREEDY, PENALISED], ids=["plain", "penalised"])

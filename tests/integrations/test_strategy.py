@@ -24,7 +24,7 @@ from tests.integrations.common import (
     random_ids,
     with_and_without,
 )
-from tests.support.shared import ScriptedTree
+from tests.support.drafters import ScriptedTree
 from tests.support.state_heads import random_eagle3
 
 

@@ -19,8 +19,8 @@ from paceline.model.cached_lm import CachedLM
 from paceline.model.model_view import ModelView
 from paceline.model.self_check import count_differing_rows
 from tests.engine.test_recurrent import prompts
+from tests.support.drafters import ScriptedTree
 from tests.support.recurrent_models import CHAINED
-from tests.support.shared import ScriptedTree
 from tests.support.tree_models import VOCAB
 
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)

@@ -24,9 +24,10 @@ from paceline.model.padded_kernel import arrange_rows
 from paceline.model.self_check import check_tree_forward
 from paceline.model.verified import VERIFIED
 from tests.support import models
+from tests.support.drafters import ScriptedTree
 from tests.support.refused_models import REASONS, REFUSED
 from tests.support.rotary_models import ROTARY
-from tests.support.shared import ScriptedTree, reference
+from tests.support.shared import reference
 from tests.support.tree_models import CHAINS, TREES, VOCAB
 
 TOLERANCE = 2e-4

@@ -16,8 +16,9 @@ from paceline.model.per_layer import layer_values
 from paceline.model.self_check import check_chain_forward, check_tree_forward
 from paceline.model.transformers_target import as_cached_lm
 from paceline.model.verified import VERIFIED
+from tests.support.drafters import ScriptedTree
 from tests.support.models import make
-from tests.support.shared import ScriptedTree, reference
+from tests.support.shared import reference
 from tests.support.tree_models import TREES
 
 SIZES = {"vocab_size": 60, "hidden_size": 32, "initializer_range": 0.25}

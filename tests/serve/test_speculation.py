@@ -56,7 +56,7 @@ def test_safe_drafters_are_accepted(given: Any, spec: Any) -> None:
     "given",
     [
         "os:system",
-        "tests.support.shared:NotingDrafter",
+        "tests.support.drafters:NotingDrafter",
         "nothing",
         "",
         ":",
