@@ -1,4 +1,4 @@
-"""Test the fitted draft head: its predictions, its cache, and that answers stay the same."""
+"""Test the fitted draft head: its predictions, and that answers stay the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from paceline.core.sampling_params import SamplingParams as Params
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.draft_head import fitting as module
 from paceline.draft_head.find import find_draft_head
-from paceline.draft_head.guessing import DraftHead
 from paceline.draft_head.settings import FitSettings
 from paceline.drafters.auto.draft_model_gate import DraftModelGate
 from paceline.drafters.auto.drafter import Auto
@@ -158,46 +156,6 @@ def test_no_head_for_a_model_too_slow_to_fit(
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
     monkeypatch.setattr(module, "_SETTINGS", FitSettings(max_seconds=0.0))
     assert find_draft_head(CachedLM(pair.target)) is None
-
-
-def weights_of(found: DraftHead | None) -> Tensor:
-    assert found is not None
-    return found._first
-
-
-def test_fitted_head_is_cached(pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    first = weights_of(find_draft_head(CachedLM(pair.target)))
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "_fit", lambda model, pairs: pytest.fail("it is there"))
-        again = weights_of(find_draft_head(CachedLM(pair.target)))
-    assert torch.equal(first, again)
-    other = weights_of(find_draft_head(CachedLM(pair.draft)))
-    assert other.shape != first.shape or not torch.equal(first, other)
-
-
-@pytest.mark.parametrize("damage", ["not safetensors", "another shape", "no number"])
-def test_damaged_head_is_fitted_again(
-    damage: str, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    first = weights_of(find_draft_head(CachedLM(pair.target)))
-    (file,) = tmp_path.glob("*/*/weights.safetensors")
-    content = file.read_bytes()
-    if damage == "not safetensors":
-        file.write_bytes(b"\xff" * len(content))
-    elif damage == "another shape":
-        rows, columns = first.shape
-        file.write_bytes(
-            content.replace(f"[{rows},{columns}]".encode(), f"[{columns},{rows}]".encode())
-        )
-    else:
-        tensors = safetensors.torch.load(content)
-        tensors["first"][0, 0] = torch.inf
-        file.write_bytes(safetensors.torch.save(tensors, {"levels": "1"}))
-    assert torch.allclose(
-        weights_of(find_draft_head(CachedLM(pair.target))), first, rtol=1e-2, atol=1e-2
-    )
 
 
 class WrongHeadDrafts(Auto):
