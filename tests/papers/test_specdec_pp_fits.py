@@ -18,7 +18,7 @@ from papers.specdec_pp.costs import (
 )
 from papers.specdec_pp.picks import against
 from papers.specdec_pp.result import RulePoint
-from tests.papers.test_specdec_pp import PAPER_PAIR
+from tests.papers.test_specdec_pp_options import PAPER_PAIR
 
 
 def test_fit_recovers_times() -> None:
