@@ -55,6 +55,7 @@ class LetterModel:
         trees: Sequence[DraftTree],
         prefill_chunk: int | None = None,
         reduced_logits: bool = False,
+        num_top: int = 0,
     ) -> NodeLogits:
         self._requests = list(requests)
         logits = torch.zeros(len(requests), 1 + max(map(len, trees)), 26)
