@@ -38,7 +38,7 @@ __all__ = [
     "demo",
 ]
 
-# Imported at first use: a command that only reports a mistake should not wait for torch.
+# Imported on first use: a command that only reports a mistake should not wait for torch.
 _MODULES = {
     "paceline.llm": ("LLM", "Chunk", "Completion"),
     "paceline.draft_budget.settings": ("DraftBudgetSettings",),

@@ -178,8 +178,8 @@ def _caption(runs: dict[str, str], results: Path) -> str:
         limit += ", depending on the machine"
     return (
         f"*{_TITLES[id(runs)]}; {dtype}, greedy decoding, one thread, batch size {batch}; prompts"
-        f" from HumanEval, GSM8K and Spec-Bench; up to {limit}. Every drafter answered each prompt"
-        f" once{_several_passes(runs, files)}.*"
+        f" from HumanEval, GSM8K and Spec-Bench; up to {limit}. Each prompt was run once"
+        f" with every drafter{_several_passes(runs, files)}.*"
     )
 
 

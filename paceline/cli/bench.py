@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from paceline.bench import BenchResult
     from paceline.engine.parallel.ranks import Ranks
 
-_UNTRAINED = "state_head"  # the package contains no head for the demo models
+_UNTRAINED = "state_head"  # paceline ships with no head for the demo models
 BASELINES = (PLAIN, LOOKUP, ASSISTANT)
 flattened("Measuring")(BenchConfig)
 flattened("With --serve")(LoadOptions)

@@ -37,9 +37,9 @@ Inputs = Annotated[
         name="INPUT",
         required=True,
         help="File to add: .jsonl, .txt, .npy (token ids) or .parquet; or a data set, written as"
-        " datasets:NAME@SPLIT; repeatable. Each line of a .jsonl file contains an answer from"
-        " `paceline record`, or the field text, the field messages, or the fields prompt and"
-        " output.",
+        " datasets:NAME@SPLIT; repeatable. Each line of a .jsonl file is an answer from"
+        " `paceline record`, or a JSON object with a `text` field, a `messages` field, or both a"
+        " `prompt` field and an `output` field.",
     ),
 ]
 Tokenizer = Annotated[

@@ -39,8 +39,8 @@ class PromptInput:
         chat: Apply the model's chat template to each prompt.
         system: System message; implies --chat. Default: none.
         file: Read additional prompts from this file. Each line of a .jsonl file is a JSON object
-            with the field prompt, text, turns or messages, and optionally the field id. Any other
-            file has one prompt per line. Default: none.
+            with a `prompt`, `text`, `turns` or `messages` field, and optionally an `id` field. Any
+            other file has one prompt per line. Default: none.
         output: Write the answers to this file as JSON lines, one per prompt; '-' writes them to
             standard output. Default: print only the text of the answers.
     """

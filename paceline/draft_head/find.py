@@ -94,8 +94,8 @@ def find_draft_head(model: CachedLM, file: str | Path | None = None) -> DraftHea
 
     Args:
         model: Target model.
-        file: File with a trained draft head. Default: the head that the package contains for this
-            model. If there is none, the function fits one.
+        file: File with a trained draft head. Default: the head for this model that ships with
+            paceline. If there is none, the function fits one.
     Returns:
         The draft head. None if the model's hidden states or embeddings cannot be read, or if the
         model is too slow to fit a head.

@@ -95,7 +95,7 @@ class ChatFacade(EngineFacade):
             continue_final_message: End the prompt with the text of the final message, which must
                 be the assistant's; the answer continues that text. Default: False.
             local_files: Whether image parts may be file paths or objects. With False, only data
-                URLs are accepted, as required in a server. Default: True.
+                URLs are accepted, as required on a server. Default: True.
         Returns:
             Token ids; an `EncodedPrompt` if the messages contain images, videos or audio.
         Raises:

@@ -35,8 +35,8 @@ def read_prompt_file(path: Path) -> list[tuple[int, PromptRecord]]:
 
     Args:
         path: File to read. In a .jsonl file, every line is a JSON object with one of the fields
-            prompt, text, turns (only the first turn is used) or messages. The fields id and
-            category are optional. In any other file, every line is a prompt. Empty lines are
+            `prompt`, `text`, `turns` (only the first turn is used) and `messages`. The fields `id`
+            and `category` are optional. In any other file, every line is a prompt. Empty lines are
             skipped.
     Raises:
         ConfigError: The file cannot be read, or a line is not a prompt. The error message contains

@@ -210,8 +210,9 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         " are interpolated linearly. its best settings: number of settings on the other rule's"
         " Pareto front. compared: number of these settings with a discard rate in the range that"
         " the head's front covers. head needs fewer: number of compared settings for which the"
-        " head needs fewer target forward passes at the same discard rate. head needs more: number"
-        " of compared settings for which the head needs more at the same discard rate.",
+        " head needs fewer target forward passes than the other rule at the same discard rate. head"
+        " needs more: number of compared settings for which the head needs more target forward"
+        " passes than the other rule.",
         "forwards: target forward passes with the head, divided by those with the other rule at"
         " the same discard rate; mean over the settings. discards: discarded tokens with the head,"
         " divided by those with the other rule for the same number of target forward passes; mean"

@@ -28,8 +28,8 @@ from papers.sssd.result import (
 
 RIVALS = (published(BOTH), REST, PIA)  # compared with sssd in figures 4b and c
 PER_STEP = (
-    "Tokens per step counts the accepted tokens and the bonus token, so plain decoding yields 1."
-    " s_q counts the root of the tree."
+    "The number of tokens per step includes the bonus token, so it is 1 with plain decoding."
+    " s_q includes the root of the tree."
 )
 
 
