@@ -9,7 +9,7 @@ from paceline.util.frame_memory import call_with_frame_memory
 
 
 def _call_at_every_depth(depth: int) -> int:
-    """Call a function often at each of `depth` levels, at whichever level a chunk ends."""
+    """Call a function often at each of `depth` levels, since a chunk may end at any."""
     calls = sum(_leaf(number) for number in range(500))
     return calls + (_call_at_every_depth(depth - 1) if depth else 0)
 

@@ -102,7 +102,9 @@ def _grouped_mask(masks: GroupedMasks, mask: Tensor, groups: int, dtype: torch.d
 def _grouped(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> Tensor:
-    """Compute attention, with all query heads of a key head as rows of one product.
+    """Compute attention with one matrix product per key head.
+
+    The rows of the product are the queries of all query heads that share the key head.
 
     Args:
         query, key, value, scaling: As in `_attend`.

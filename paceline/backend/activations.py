@@ -127,7 +127,7 @@ def in_whole_vectors(function: Callable[[Tensor], Tensor], inputs: Tensor) -> Te
 
 
 def _has_ends(inputs: Any) -> bool:
-    """Return whether torch may round the last elements of a tensor differently from the others."""
+    """Return whether torch may round a tensor's last elements unlike the others."""
     return type(inputs) in PLAIN and inputs.is_cpu and inputs.dtype in DTYPES
 
 

@@ -1,4 +1,4 @@
-"""Let a backend compute the matrix products in a module's own code."""
+"""Replace the matrix products in a module's own code with a backend's products."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Transformers:
 
 
 class Continuous(Transformers):
-    """Answers with `model.generate_batch` (continuous batching).
+    """Answers by continuous batching, with `model.generate_batch`.
 
     Each call creates a new cache.
     """

@@ -77,7 +77,7 @@ class TimedCall:
         timing: Time that the engine spent in each phase, in seconds; None if unknown.
         peak_memory: Maximum accelerator memory allocated during the call, in bytes; None if
             unknown.
-        rows: Token counts and comparison of each answer.
+        rows: For each answer, its token counts and its comparison with the reference answer.
     """
 
     method: str

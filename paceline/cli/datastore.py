@@ -38,8 +38,8 @@ Inputs = Annotated[
         required=True,
         help="File to add: .jsonl, .txt, .npy (token ids) or .parquet; or a data set, written as"
         " datasets:NAME@SPLIT; repeatable. Each line of a .jsonl file is an answer from"
-        " `paceline record`, or a JSON object with a `text` field, a `messages` field, or both a"
-        " `prompt` field and an `output` field.",
+        " `paceline record`, or a JSON object with a `text` field, a `messages` field, or the"
+        " fields `prompt` and `output`.",
     ),
 ]
 Tokenizer = Annotated[

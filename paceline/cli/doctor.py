@@ -134,7 +134,7 @@ def _half_precision(flags: list[str]) -> str:
 
 
 def _extras() -> dict[str, str]:
-    """Describe, for each optional extra, whether its packages are installed."""
+    """Describe whether the packages of each optional extra are installed."""
     try:
         lines = requires("paceline") or []
     except PackageNotFoundError:
@@ -267,7 +267,7 @@ def _print(facts: dict[str, str]) -> None:
 
 
 def _print_findings(proof: ProbeReport) -> None:
-    """Print, for each module, the row counts that yield bit-identical results."""
+    """Print the row counts that yield bit-identical results in each module."""
     table = Table(box=None, pad_edge=False)
     for heading in ("module", "in -> out", "count", "rows tested", "bit-identical rows"):
         table.add_column(heading, overflow="fold")

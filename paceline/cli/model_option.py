@@ -26,7 +26,7 @@ def with_model_first(app: App, words: Sequence[str]) -> list[str]:
     option is missing or the command has no target model.
 
     Args:
-        app: Application of the command line.
+        app: paceline's command-line app.
         words: Words of the command line after the program's name.
     Raises:
         ConfigError: The option has no value, or occurs twice.

@@ -22,7 +22,7 @@ def with_option_names(error: PacelineError, program: App, words: Sequence[str]) 
     Args:
         error: Error whose message may name arguments. An argument without an option stays as it
             is.
-        program: Application of the command line.
+        program: paceline's command-line app.
         words: Words of the command line after the program's name.
     """
     options = option_names(program, words) if len(error.parts) > 1 else {}

@@ -13,7 +13,7 @@ import paceline
 from paceline.cli.main import run
 from paceline.errors import ConfigError
 
-# The papers' application prints the help and the version.
+# The command-line app of `papers` prints the help and the version.
 paper = App(name="paper", help_flags=(), version_flags=())
 
 
@@ -38,7 +38,7 @@ def run_paper(
 
 
 def _papers_app() -> App:
-    """Import the application of `papers`, which exists only in the repository."""
+    """Import the command-line app of `papers`, which only the repository contains."""
     root = Path(paceline.__file__).parents[1]
     if not (root / "papers" / "registry.py").is_file():
         raise ConfigError(

@@ -170,7 +170,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if every token is the most likely one (no sampling)."""
+        """True if every token is the most likely one, without sampling."""
         return self.temperature == 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Define the base class of targets, whichever library runs the forward passes."""
+"""Define the base class of targets, for any library that runs forward passes."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class CpuExpertProducts:
 
 
 class _PartProducts:
-    """Describes, for a kernel, the products with one part of the experts' weights.
+    """Describes the products with one part of the experts' weights to a kernel.
 
     Dense weights have one part. Packed weights have one part per packed tensor.
 

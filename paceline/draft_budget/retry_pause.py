@@ -1,4 +1,4 @@
-"""Count down the pause between two trials of a drafter (exponential back-off)."""
+"""Count down the pause between two trials of a drafter, with exponential back-off."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from paceline.draft_budget.settings import STEP_COST_DEFAULTS, StepCostSettings
 
 
 class StepCosts:
-    """Predicts the duration of a step from recent steps (ridge regression).
+    """Predicts the duration of a step by ridge regression over recent steps.
 
     In contrast, `CostCurve` stores the durations of individually timed forward passes, and
     `CostCorrection` adapts that curve to measured steps.

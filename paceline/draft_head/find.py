@@ -68,7 +68,7 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def _run_portion(self) -> None:
-        """Run the next portion of fitting the default head, if any portion is left.
+        """Continue the fit of the default head by one portion, if it is not complete.
 
         Drafters that specify no file use the default head.
         """

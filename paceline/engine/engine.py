@@ -1,4 +1,4 @@
-"""Run the requests of all callers in one batch (continuous batching)."""
+"""Run the requests of all callers in one batch, with continuous batching."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assign KV-cache slots, and reuse finished requests' slots (prefix caching)."""
+"""Assign KV-cache slots, and keep finished requests' slots as a prefix cache."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class KVCacheManager:
         if request.max_length + SPARE_NODE_POSITIONS > limit:
             raise CapacityError(
                 f"got a request of up to {request.max_length} tokens; expected at most"
-                f" {max(0, limit - SPARE_NODE_POSITIONS)}, for which the cache has memory. Shorten"
+                f" {max(0, limit - SPARE_NODE_POSITIONS)}, the limit of the cache's memory. Shorten"
                 " it, or raise \0cache_gib\0."
             )
 

@@ -54,7 +54,7 @@ class WriteWindow:
         slot_length: int,
         device: torch.device,
     ) -> Tensor:
-        """Return the tensor rows that contain the keys or values at cache positions.
+        """Return the indices of the tensor rows at the given cache positions.
 
         The tensor is a view of all keys (or all values) of one layer, with the shape
         [slots * heads * slot_length, dim].
@@ -63,7 +63,7 @@ class WriteWindow:
             slots: Slots, [n, width] or [n, 1].
             positions: Cache positions, [n, width].
             heads: Number of key heads.
-            slot_length: Number of positions per slot for which the tensor has memory.
+            slot_length: Number of positions that the tensor has per slot.
             device: Device of the result.
         Returns:
             Row indices, int64 [n * heads * width], ordered by row of `slots`, then head, then
@@ -111,7 +111,7 @@ class SlotMemory(Protocol):
     def flat_index(
         self, slots: IntArray, positions: IntArray, heads: int, device: torch.device
     ) -> Tensor:
-        """Return the tensor rows that contain the keys or values at cache positions.
+        """Return the indices of the tensor rows at the given cache positions.
 
         The keys or values of one layer are viewed as a tensor [slots * heads * capacity, dim].
         """

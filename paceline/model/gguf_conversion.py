@@ -150,7 +150,7 @@ class _ProcessorConversion:
         return changed
 
     def _stored(self, base: str) -> str:
-        """Return the full name of a tensor, which may have the suffix ".weight"."""
+        """Return `base` if a tensor has this name; otherwise append ".weight"."""
         return base if base in self._tensors else f"{base}.weight"
 
     def _stored_name(self, name: str) -> str | None:

@@ -81,7 +81,7 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _require_packed_formats(path: Path, table: TensorTable) -> None:
-    """Raise an error if the kernels do not support a format in a file."""
+    """Raise an error if a file uses a format that the kernels do not support."""
     used = {
         table.tensors[tensor].type_id
         for weight in table.weights.values()

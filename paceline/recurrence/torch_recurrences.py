@@ -68,7 +68,7 @@ class TorchRecurrences:
     def delta_tokens(
         self, states: QueryKeyValue, log_decay: Tensor, gain: Tensor, normalised: bool
     ) -> GatedTokens:
-        """Prepare, for `walk`, the inputs of a layer that uses the gated delta rule."""
+        """Return the inputs of `walk` for a layer that uses the gated delta rule."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         if normalised:
@@ -82,7 +82,7 @@ class TorchRecurrences:
     def space_tokens(
         self, states: QueryKeyValue, time: StepSizes, rate: Tensor, skip: Tensor | None
     ) -> GatedTokens:
-        """Prepare, for `walk`, the inputs of a layer with one decay rate per head."""
+        """Return the inputs of `walk` for a layer with one decay rate per head."""
         dtype = torch.promote_types(states[0].dtype, torch.float32)
         query, key = (rows.to(dtype) for rows in states[:2])
         steps = time.numbers.to(dtype)

@@ -43,7 +43,7 @@ class NodeShares(NamedTuple):
 
 
 class _Round(NamedTuple):
-    """Nodes, from all trees, whose shares are computed together.
+    """Nodes of one or more trees, whose shares are computed together.
 
     In traversal verification, a node's share is the probability that the accepted path ends at
     this node or at a descendant (see `rules`).

@@ -35,7 +35,7 @@ Vector = Any
 def follow(
     tree: DraftTree, draw: Callable[[int], int], ended: Callable[[list[int]], object]
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree along the target's own tokens (sample matching).
+    """Apply sample matching: walk the tree along the target's own tokens.
 
     Args:
         tree: Draft tree.
@@ -106,7 +106,7 @@ def traverse(
     draw: Callable[[int, Vector], int],
     ended: Callable[[list[int]], object],
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree from the leaves to the root (traversal verification).
+    """Apply traversal verification: walk the tree from the leaves to the root.
 
     Args:
         tree: Draft tree.
@@ -144,7 +144,7 @@ def reject(
     draw: Callable[[int, Vector], int],
     ended: Callable[[list[int]], object],
 ) -> tuple[list[int], list[int]]:
-    """Walk the tree from the root towards a leaf (rejection sampling).
+    """Apply rejection sampling: walk the tree from the root towards a leaf.
 
     Args:
         tree: Draft tree.

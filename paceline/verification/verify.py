@@ -88,10 +88,10 @@ def target_tokens(
 
 
 def _is_sampled(request: Request, tree: DraftTree) -> bool:
-    """Return whether a tree has sampled nodes that need the scores of the whole batch.
+    """Return whether a tree's acceptance probabilities come from the batch's scores.
 
-    Greedy requests ignore the nodes' distributions. Requests with logits processors compute their
-    own scores (`walk_processed`).
+    Such a tree has sampled nodes. Greedy requests ignore the nodes' distributions, and requests
+    with logits processors compute their own scores (`walk_processed`).
     """
     params = request.params
     return not (tree.probs is None or params.greedy or params.logits_processors)

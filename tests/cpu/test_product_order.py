@@ -124,7 +124,7 @@ def test_a_row_of_nan_does_not_change_other_rows(
 
 @pytest.mark.parametrize(("count", "inner", "outer"), [(1, 8, 16), (7, 200, 656), (33, 72, 1104)])
 def test_weights_stored_as_inputs_by_outputs(count: int, inner: int, outer: int) -> None:
-    """Sums follow the order of the inputs, whichever rows are multiplied together.
+    """Sums follow the order of the inputs, regardless of the number of rows.
 
     With AVX512_BF16, the second input of each pair comes first.
     """

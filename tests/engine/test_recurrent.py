@@ -202,7 +202,7 @@ def test_cache_without_space_for_long_requests_refuses_them() -> None:
     target = LLM(model, "none").model
     limit = (target.state_bytes + 40 * target.position_bytes) / 2**30
     llm = LLM(model, "none", max_batch=2, cache_gib=limit)
-    with pytest.raises(CapacityError, match="expected at most 8, for which the cache has memory"):
+    with pytest.raises(CapacityError, match="expected at most 8, the limit of the cache's memory"):
         llm.generate([[3, 4, 5]], PARAMS)
 
 

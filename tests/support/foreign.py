@@ -68,7 +68,7 @@ class NormalModePacked(Packed):
 
 
 class WritingThrough(MutableMapping[str, Any]):
-    """Parameter mapping that writes to the real parameters (compressed-tensors)."""
+    """Parameter mapping that writes to the real parameters, as in compressed-tensors."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         self.held = held
@@ -94,7 +94,7 @@ class OwnError(Exception):
 
 
 class ShapeLimitedLinear(nn.Linear):
-    """Linear layer that fails for shapes that no decoder step has (bitsandbytes)."""
+    """Linear layer that fails for shapes that no decoder step has, as in bitsandbytes."""
 
     error: type[Exception] = AssertionError
     counts = frozenset((1024, 257, 33))  # numbers of rows that no forward of the tests has

@@ -137,8 +137,8 @@ class CpuDecoderLayers:
     def takes_rows(self, count: int) -> bool:
         """Return whether to use this object for a forward pass over `count` rows.
 
-        The rows must fit into the buffers, and this thread must lead a team if torch uses several
-        threads.
+        The rows must fit into the buffers. If torch uses several threads, the calling thread must
+        have a team of helper threads (`TEAM`).
         """
         is_shared = torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
         return count <= MAX_LAYER_ROWS and is_shared

@@ -104,9 +104,8 @@ def _look_up(builder: Any, reader: Reader, blocks: Sequence[Any], factors: Facto
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
     """Emit instructions that compute indices into `_table` for two half parts.
 
-    A half part is 16 consecutive numbers of a row, and each number has one index. A packed number
-    is one of 16 codes: index 4 c + r refers to the number with code c in row r of the four rows.
-    Only the low six bits of an index are defined.
+    A half part is 16 consecutive numbers of a row. Each number is stored as one of 16 codes.
+    `_table` lists the numbers that the codes represent: entry 4 c + r belongs to code c in row r.
 
     Args:
         builder: LLVM builder.

@@ -45,9 +45,9 @@ class _QuadOperands(NamedTuple):
 
 
 def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
-    """Return an operation that adds products of rows and quads to stored sums.
+    """Return an operation that multiplies rows by groups of four outputs (quads).
 
-    A quad is a group of four outputs. The operation ends the process if the processor lacks
+    The operation adds the products to stored sums. It ends the process if the processor lacks
     AVX512_BF16.
 
     Arguments of the operation (distances are in bytes):

@@ -17,9 +17,10 @@ from paceline.util.compiled import as_pointer, compiled, inlined, take_number
 
 
 class TreeCall:
-    """The first arguments of every recurrence along a tree.
+    """The leading arguments of every recurrence along a tree.
 
-    The first seven fields are the result of `TokenTree.addresses`. Two sizes follow.
+    The first seven fields are the addresses that `TokenTree.addresses` returns. The last two fields
+    are the sizes of the arrays at these addresses.
     """
 
     slots: int
@@ -34,7 +35,7 @@ class TreeCall:
 
 
 class PathCall:
-    """The first arguments of every function that advances stored states along paths."""
+    """The leading arguments of every function that advances stored states along paths."""
 
     slots: int  # Int64 [requests].
     columns: int  # Columns of all paths, see `FoldPath`.

@@ -150,7 +150,10 @@ class Ouroboros(Drafter):
         self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
 
     def stop(self, request: Request) -> None:
-        """Close the draft model's copy; save the pool file once no request is open."""
+        """Close the draft model's copy of the request.
+
+        If no other request is open, also save the pool file.
+        """
         shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
             self._phrases.stop(shadow.request)

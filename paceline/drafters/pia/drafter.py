@@ -81,9 +81,8 @@ class Pia(Drafter):
         """Draft a tree of phrases that previously followed the newest tokens.
 
         The drafter looks up suffixes of the text, longest first. It uses the first suffix whose
-        tree is large enough. The required number of nodes is `limit` or the maximum branch length,
-        whichever is smaller. If no tree is that large, the drafter uses the shortest suffix with a
-        match.
+        tree is large enough. The required number of nodes is the smaller of `limit` and the maximum
+        branch length. If no tree is that large, the drafter uses the shortest suffix with a match.
         """
         depth = min(self._options.max_draft_tokens, seq.remaining - 1)
         tree = EMPTY_TREE

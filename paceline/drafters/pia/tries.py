@@ -57,9 +57,9 @@ class TrieLimits:
     Attributes:
         nodes: Maximum number of nodes in a trie. At the end of a request, larger tries are
             squeezed: output counts are halved, and nodes without counts are removed.
-        outputs: Maximum number of nodes from outputs in a trie. The limit is enforced only once at
-            least `touched` tries have new outputs. Larger tries are then squeezed.
-        touched: Number of tries with new outputs at which the limit `outputs` is enforced.
+        outputs: Maximum number of a trie's nodes that occurred in outputs. Tries above this limit
+            are squeezed only if at least `touched` tries have new outputs.
+        touched: Minimum number of tries with new outputs for which the limit `outputs` applies.
     """
 
     nodes: int = 65_536

@@ -1,1 +1,1 @@
-"""Divide the computation of draft trees among processes (lookahead parallelism)."""
+"""Implement lookahead parallelism, which divides draft trees among processes."""

@@ -112,7 +112,7 @@ class PackedBucket(Bucket):
 
 
 def _no_metadata() -> AttentionMetadata:
-    """Return metadata without keys, because attention reads `Paths` instead."""
+    """Return metadata that lists no keys; attention finds the keys in `Paths`."""
     return AttentionMetadata(np.zeros(1, dtype=np.int64), np.zeros((1, 0), dtype=np.int64), 0)
 
 

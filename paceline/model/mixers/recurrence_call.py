@@ -210,9 +210,9 @@ class RecurrenceCall:
         return self.tree.on("slots", self.tree.slots, like.device)
 
     def _kept(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Select, from each tensor, the rows (tokens) that the state update may read.
+        """Select the rows (tokens) of each tensor that the state update may read.
 
-        In a batch with many tokens per request (`_is_wide`), these are only the tree nodes.
+        In a batch with many tokens per request (`_is_wide`), only the tree nodes are selected.
         """
         if not self._is_wide:
             return tensors

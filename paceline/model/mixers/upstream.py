@@ -21,7 +21,7 @@ from paceline.model.mixers.settings import MAX_SHORT_COLUMNS, SHORT_CHUNK
 
 @dataclass(frozen=True, slots=True)
 class _Advanced:
-    """Holds the recurrent states after the pending tokens until the commit.
+    """Holds the recurrent states that result from processing the pending tokens.
 
     Attributes:
         states: States by name, each [requests, ...].
