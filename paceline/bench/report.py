@@ -31,7 +31,7 @@ MEASURES: dict[Column, str] = {
     Column("draft", ".0%"): "draft_share",
     Column("over- head", ".1%"): "overhead_share",
     Column("equal", "{}/{}"): "equal",
-    Column("same/ bits"): "batch_invariant",
+    Column("same bits"): "batch_invariant",
 }
 _NARROW = (
     "method",
@@ -41,7 +41,7 @@ _NARROW = (
     "tokens/ forward",
     "accepted/ draft",
     "equal",
-    "same/ bits",
+    "same bits",
 )
 _NONE = "none"  # the drafter for plain decoding
 # Column -> its explanation below the table.
@@ -56,7 +56,7 @@ _LEGEND = {
     "fed/ step": "fed/step: rows (tokens) per request and step.",
     "target": "target, draft, overhead: shares of the time.",
     "equal": "equal: answers with exactly the same tokens as {reference}.",
-    "same/ bits": "same bits: whether batch invariance guarantees the same answers as plain"
+    "same bits": "same bits: whether batch invariance guarantees the same answers as plain"
     " decoding.",
 }
 
@@ -252,7 +252,7 @@ def _notes(result: BenchResult) -> list[str]:
         f" {result.dtype} forward pass)."
     )
     more = (
-        [f"... and {len(divergences) - MAX_DIVERGENCES} more, in the JSON file."]
+        [f"... and {len(divergences) - MAX_DIVERGENCES} more; --json FILE writes all of them."]
         if len(divergences) > MAX_DIVERGENCES
         else []
     )

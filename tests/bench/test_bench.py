@@ -236,6 +236,7 @@ def test_a_narrow_console_explains_only_its_columns(bench: Bench) -> None:
     note = "6 more columns need a terminal with at least 124 columns, or --markdown FILE."
     assert note in shown[123]
     assert note not in shown[124] + markdown(result)
+    assert "same/" not in shown[123] + shown[124]
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,8 @@ def test_a_different_answer_is_located(bench: Bench, monkeypatch: pytest.MonkeyP
     assert (divergence.choice_gap or 0) >= divergence.top_gap
     assert (result.figures()[1].equal, result.figures()[1].compared) == (0, 1)
     assert "Answers that differ from those of transformers: 1." in markdown(result)
+    many = dataclasses.replace(result, divergences=(divergence,) * 8)
+    assert "\n- ... and 3 more; --json FILE writes all of them.\n" in markdown(many)
 
 
 def test_an_interrupted_run_keeps_whole_rounds(
