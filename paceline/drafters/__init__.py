@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from paceline.drafters.creation import Maker, create, uses_draft_model
+from paceline.drafters.creation import Maker, check_spec, create, uses_draft_model
 from paceline.drafters.registry import GROUP, PLAIN, REGISTRY, DrafterEntry, available, entry
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "DrafterEntry",
     "Maker",
     "available",
+    "check_spec",
     "create",
     "entry",
     "uses_draft_model",

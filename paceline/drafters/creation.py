@@ -41,16 +41,9 @@ def create(
             f"drafter {name!r}: got option {key!r} twice, in {spec!r} and as a keyword; expected"
             " it once. Keep one."
         )
-    try:
-        chosen = build_options(cls.Options, {**text, **options}, name)
-    except ConfigError as error:
-        error.parts = [str(error)]  # these settings are not a command's
-        raise
+    chosen = _chosen_options(cls.Options, {**text, **options}, name)
     if draft_model is None and cls.needs_draft_model:
-        raise ConfigError(
-            f"drafter {name!r} needs a draft model. Pass \0draft_model=DIR\0, with a directory, hub"
-            " id or GGUF file."
-        )
+        raise _without_draft_model(name)
     if draft_model is not None and (cls.needs_draft_model or cls.takes_draft_model):
         from paceline.model.loading import draft_lm
 
@@ -63,6 +56,38 @@ def create(
             " Drafter."
         )
     return built
+
+
+def check_spec(spec: str, has_draft_model: bool = True) -> None:
+    """Check a drafter spec without building the drafter.
+
+    Args:
+        spec: Drafter spec.
+        has_draft_model: Whether the drafter can use a draft model.
+    Raises:
+        ConfigError: A name or option is unknown, a value is out of range, or the draft model is
+            missing.
+    """
+    name, text = parse_spec(spec)
+    named = entry(name)
+    _chosen_options(named.options(), text, name)
+    if named.needs_draft_model and not has_draft_model:
+        raise _without_draft_model(name)
+
+
+def _chosen_options(options_class: Any, values: dict[str, Any], name: str) -> Any:
+    try:
+        return build_options(options_class, values, name)
+    except ConfigError as error:
+        error.parts = [str(error)]  # these settings are not a command's
+        raise
+
+
+def _without_draft_model(name: str) -> ConfigError:
+    return ConfigError(
+        f"drafter {name!r} needs a draft model. Pass \0draft_model=DIR\0, with a directory, hub id"
+        " or GGUF file."
+    )
 
 
 def uses_draft_model(spec: str, draft_model: object) -> bool:

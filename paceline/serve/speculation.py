@@ -6,11 +6,11 @@ on the server.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from paceline.drafters import PLAIN, available, entry
+from paceline.drafters import PLAIN, available, check_spec, entry
 from paceline.errors import ConfigError, did_you_mean
 from paceline.serve.requests import Speculation
 from paceline.util.config import in_quotes, is_truth, parse_spec, spec_key, split_spec
@@ -27,10 +27,15 @@ class Speculations:
         allowed: Drafter specs that the server's operator allows. Unlike other specs, these specs
             may contain options that name files.
         has_draft_model: Whether the server has a draft model.
+    Raises:
+        ConfigError: An allowed spec names an unknown drafter or option, a value is out of range, or
+            the drafter needs a draft model that the server lacks.
     """
 
-    def __init__(self, own: str, allowed: Iterable[str] = (), has_draft_model: bool = True) -> None:
+    def __init__(self, own: str, allowed: Sequence[str] = (), has_draft_model: bool = True) -> None:
         self._own, self._has_draft_model = own, has_draft_model
+        for spec in allowed:
+            check_spec(spec, has_draft_model)
         self._allowed = {spec_key(spec): spec for spec in allowed}
         self._by_name = {parse_spec(spec)[0]: spec for spec in allowed}
 

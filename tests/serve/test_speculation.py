@@ -5,6 +5,7 @@ A drafter that opens a file or imports a module is refused unless the server all
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -50,6 +51,20 @@ def speculation(**fields: Any) -> Speculation:
 )
 def test_safe_drafters_are_accepted(given: Any, spec: Any) -> None:
     assert ALLOWED.spec(given) == spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("nope", "there is no drafter 'nope'"),
+        ("sssd:datastor=x", "sssd has no option 'datastor'. Did you mean 'datastore'?"),
+        ("pia:max_nodes=many", "pia: max_nodes: got 'many'; expected a whole number."),
+        ("draft_model", "drafter 'draft_model' needs a draft model."),
+    ],
+)
+def test_invalid_allowed_specs_are_refused_at_the_start(spec: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Speculations("auto", ["sssd", spec], has_draft_model=False)
 
 
 @pytest.mark.parametrize(
