@@ -132,11 +132,18 @@ class EngineOptions:
         tokenizer: Tokenizer: directory or hub id. Default: the model's own tokenizer.
         max_length: Maximum number of tokens in the prompt and answer together; at least 2.
             Default: the model's context length.
+
+    Raises:
+        ConfigError: A value is out of range.
     """
 
     drafter: str = DEFAULT_DRAFTER
     tokenizer: str | None = None
     max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None:
+            require_range("engine", "max_length", self.max_length, 2)
 
 
 @flattened("Methods")

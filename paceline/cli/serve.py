@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from paceline import demo
 from paceline.cli.loading import build_llm
 from paceline.cli.options import (
     WITHOUT_MODEL,
@@ -21,7 +22,9 @@ from paceline.cli.options import (
 )
 from paceline.cli.settings import WARM_UP_TOKENS
 from paceline.cli.show import print_note
+from paceline.core.argument_checks import require
 from paceline.core.sampling_params import SamplingParams
+from paceline.drafters import check_spec
 from paceline.errors import ConfigError, install_command
 from paceline.serve.settings import Settings
 from paceline.serve.sockets import listen
@@ -78,10 +81,19 @@ class ServerEngine(EngineOptions):
             wait. Default: most of the available memory.
         keep_prefixes: Number of finished requests whose KV cache is kept, so that prompts with the
             same prefix can reuse it; at least 0. 0 disables prefix caching.
+
+    Raises:
+        ConfigError: A value is out of range.
     """
 
     cache_gib: float | None = None
     keep_prefixes: int = 32
+
+    def __post_init__(self) -> None:
+        EngineOptions.__post_init__(self)  # super() does not work in a class with slots
+        require_range("serve", "keep_prefixes", self.keep_prefixes, 0)
+        if self.cache_gib is not None:
+            require(self.cache_gib > 0, "cache_gib", self.cache_gib, "a positive number of GiB")
 
 
 def serve(
@@ -107,11 +119,13 @@ def serve(
             f" {install_command('serve')}."
         )
     keys = _keys(listen_on)
+    chosen = replace(models, model=model)
+    _check_names(chosen, engine, settings)
     listener = _listen(listen_on.host, listen_on.port)
     try:
         from paceline.serve.app import create_app
 
-        llm = _warm_llm(replace(models, model=model), engine, settings.max_batch)
+        llm = _warm_llm(chosen, engine, settings.max_batch)
         named_settings = (
             settings if settings.served_name else replace(settings, served_name=(model,))
         )
@@ -125,6 +139,20 @@ def serve(
         return _run(app, listener)
     finally:
         listener.close()
+
+
+def _check_names(models: ModelOptions, engine: ServerEngine, settings: Settings) -> None:
+    """Check the drafter specs and the names of the parsers before the model is loaded.
+
+    Raises:
+        ConfigError: A name is unknown, a spec is invalid, or a draft model is missing.
+    """
+    from paceline.parsing.answer_format import check_parsers
+
+    has_draft_model = demo.draft_name(models.model, models.draft_model) is not None
+    for spec in (engine.drafter, *settings.allow_drafter):
+        check_spec(spec, has_draft_model)
+    check_parsers(settings.tool_call_parser, settings.reasoning_parser)
 
 
 def _warm_llm(models: ModelOptions, engine: ServerEngine, max_batch: int) -> LLM:

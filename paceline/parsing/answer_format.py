@@ -42,6 +42,18 @@ class AnswerPlan:
     new_reader: Callable[[], AnswerReader] | None
 
 
+def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
+    """Check the names of the parsers of `AnswerFormat`, without a tokenizer.
+
+    Raises:
+        ConfigError: A name is unknown.
+    """
+    if tool_call_parser != AUTO:
+        named_format(tool_call_parser)
+    if reasoning_parser not in (AUTO, OFF):
+        _named_markers(reasoning_parser)
+
+
 class AnswerFormat:
     """Plans how to parse and constrain the answers of one model.
 
@@ -164,9 +176,13 @@ def _find_markers(template: str, name: str) -> ReasoningMarkers | None:
         if harmony.CHANNEL in template and harmony.MESSAGE in template:
             return REASONING["harmony"]
         return next((each for each in REASONING.values() if each.close in template), None)
+    return _named_markers(name)
+
+
+def _named_markers(name: str) -> ReasoningMarkers:
     if name not in REASONING:
         raise ConfigError(
-            f"reasoning_parser: got {name[:60]!r}, which is unknown."
+            f"\0reasoning_parser\0: got {name[:60]!r}, which is unknown."
             f"{did_you_mean(name[:60], [AUTO, OFF, *REASONING])}"
         )
     return REASONING[name]

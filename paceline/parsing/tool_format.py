@@ -204,7 +204,7 @@ def named_format(name: str) -> ToolFormat:
     """
     if name not in FORMATS:
         raise ConfigError(
-            f"tool_call_parser: got {name[:60]!r}; expected one of {', '.join(FORMATS)}."
+            f"\0tool_call_parser\0: got {name[:60]!r}; expected one of {', '.join(FORMATS)}."
             f"{did_you_mean(name[:60], FORMATS)}"
         )
     return FORMATS[name]

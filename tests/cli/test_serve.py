@@ -45,6 +45,9 @@ def test_empty_keys_are_refused(words: list[str]) -> None:
         (["--max-waiting", "-1"], "--max-waiting: got -1"),
         (["--timeout", "-1"], "--timeout: got -1"),
         (["--max-prompt", "0"], "--max-prompt: got 0"),
+        (["--max-length", "1"], "--max-length: got 1"),
+        (["--keep-prefixes", "-1"], "--keep-prefixes: got -1"),
+        (["--cache-gib", "0"], "--cache-gib: got 0.0"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -73,6 +76,26 @@ def test_a_used_port_is_reported_before_loading_the_model(
         pytest.raises(ConfigError, match="Address already in use"),
     ):
         call("serve", "demo", "--port", str(other.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--drafter", "nope"], "there is no drafter 'nope'"),
+        (["--drafter", "pia:max_nodes=0"], "pia: max_nodes: got 0"),
+        (["--allow-drafter", "nope"], "there is no drafter 'nope'"),
+        (["--tool-call-parser", "hermse"], "--tool-call-parser: got 'hermse'"),
+        (["--reasoning-parser", "thnk"], "--reasoning-parser: got 'thnk'"),
+    ],
+)
+def test_options_are_checked_before_the_port_is_opened(
+    words: list[str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(serve, "listen", lambda host, port: pytest.fail("the port was opened"))
+    assert expected in usage_error(["serve", "demo", *words], monkeypatch, capsys)
 
 
 def test_packets_of_a_response_are_sent_without_delay() -> None:
