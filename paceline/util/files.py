@@ -128,7 +128,8 @@ def parse_json_line(line: str) -> Any:
         ValueError: The line is not valid JSON; the message names the column but no line.
     """
     try:
-        return parse_json(line)
+        # json reports an error at the end after the line's end, and thus in the next line.
+        return parse_json(line.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{error.msg} at column {error.colno}") from error
 

@@ -85,6 +85,12 @@ def test_documents_of_text_and_arrays(
             b'{"text": "x"}\n{',
             r"jsonl:2: it is not JSON \(Expecting property .* at column 2\)\.",
         ),
+        # The column is that of the end of the line.
+        (
+            "a.jsonl",
+            b'{"messages": [\n{}\n',
+            r"jsonl:1: it is not JSON \(Expecting value at column 15\)\.",
+        ),
         ("a.jsonl", b'{"words": "x"}', "jsonl:1: got a record of words; expected text, messages"),
         ("a.jsonl", b'{"text": "\xff"}', "jsonl:1: got .* not UTF-8"),
         ("a.npy", b"nothing", "not a numpy array"),
