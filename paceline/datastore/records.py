@@ -63,11 +63,16 @@ def record_parts(
                 f"{source}: got a prompt without an answer; expected {_FIELDS}. Record answers with"
                 " `paceline record`."
             )
-    fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
     raise ConfigError(
-        f"{source}: got a record of {fields or 'nothing'}; expected {_FIELDS}. Rename its fields,"
-        " or leave it out."
+        f"{source}: got a record of {described(record)}; expected {_FIELDS}. Rename its fields, or"
+        " leave it out."
     )
+
+
+def described(record: Any) -> str:
+    """Return the names of a record's fields for errors, or its type if it is no object."""
+    fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
+    return fields or "nothing"
 
 
 def is_prompt(record: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.core.drafter import TopTokens
 from paceline.datastore.inputs import check_recorded
-from paceline.datastore.records import is_prompt, parse_record
+from paceline.datastore.records import described, is_prompt, parse_record
 from paceline.errors import ConfigError
 from paceline.recorded_answers.reading import read_answers, read_settings, read_tops
 from paceline.util.text_files import read_text
@@ -38,8 +38,9 @@ def read_traces(
     try:
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"traces {str(path)!r}: the file cannot be read: {error}. Check its name."
+            f"the traces {str(path)!r} cannot be read: {reason}. Check the path."
         ) from error
     traces: list[tuple[list[int], list[int]]] = []
     for number, line in enumerate(lines, 1):
@@ -95,12 +96,10 @@ def tokenizer_of(paths: Iterable[str | Path]) -> str | None:
 def _record(where: str, line: str) -> dict[str, Any]:
     record = parse_record(where, line)
     if not isinstance(record, dict) or not {"prompt", "output"} <= set(record):
-        fix = (
-            "Record answers with `paceline record`." if is_prompt(record) else "Rename its fields."
-        )
+        fix = "Record" if is_prompt(record) else "Rename its fields, or record"
         raise ConfigError(
-            f"{where}: got other fields; expected prompt and output, each as text or token ids."
-            f" {fix}"
+            f"{where}: got a record of {described(record)}; expected prompt and output, each as"
+            f" text or token ids. {fix} answers with `paceline record`."
         )
     return record
 

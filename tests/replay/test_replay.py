@@ -128,6 +128,7 @@ def test_traces_are_read(tmp_path: Path) -> None:
     for line, message in [
         ("{", "t.jsonl:1: it is not JSON"),
         ('{"prompt": "a"}', "prompt and output"),
+        ('{"messages": [], "id": 1}', "t.jsonl:1: got a record of messages, id; expected prompt"),
         ('{"prompt": "a", "output": [1]}', "no tokenizer"),
         ('{"prompt": 3, "output": [1]}', "got int"),
         ("", "no record"),
@@ -135,7 +136,8 @@ def test_traces_are_read(tmp_path: Path) -> None:
         path.write_text(line)
         with pytest.raises(ConfigError, match=message):
             read_traces(path)
-    with pytest.raises(ConfigError, match="nowhere"):
+    gone = "the traces 'nowhere.jsonl' cannot be read: No such file or directory. Check the path."
+    with pytest.raises(ConfigError, match=f"^{gone}$"):
         read_traces("nowhere.jsonl")
 
 
