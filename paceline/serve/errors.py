@@ -151,7 +151,7 @@ def handle_errors(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message = (
             f"{request.method} {request.url.path}: got {error.detail!r}; expected a request as in"
-            " the server's /openapi.json."
+            f" the server's /openapi.json.{_versioned_path_hint(request)}"
         )
         return respond_with(request, ApiError(error.status_code, message, headers=error.headers))
 
@@ -167,6 +167,14 @@ def handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, framework_error)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(ClientDisconnect, disconnected)
+
+
+def _versioned_path_hint(request: Request) -> str:
+    """Return a sentence about base_url if the request's path lacks only /v1; otherwise ""."""
+    versioned = f"/v1{request.url.path}"
+    if versioned not in request.app.openapi()["paths"]:
+        return ""
+    return f" The path is {versioned}: the client's base_url must end in /v1."
 
 
 def _refusal(errors: Any) -> ApiError:

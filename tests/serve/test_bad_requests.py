@@ -228,6 +228,15 @@ def test_unknown_models_paths_and_methods_are_refused(server: Served) -> None:
         "model",
     )
     check(server.post("/v1/nothing", {}, headers=HEADERS), 404)
+    for path, hint in (
+        ("chat/completions", " The path is /v1/chat/completions: the client's base_url must end"),
+        ("nothing", "expected a request as in the server's /openapi.json."),
+    ):
+        found = server.post(f"/{path}", CHAT, headers=HEADERS)
+        check(found, 404)
+        message = found.json()["error"]["message"]
+        assert hint in message
+        assert ("base_url" in message) is (path != "nothing")
     assert server.post("/v1/models", {}, headers=HEADERS).status_code == 405
     check(
         server.post(
