@@ -177,15 +177,16 @@ def _probe(
 
 def _findings(report: ProbeReport) -> str:
     findings = (
-        f"rows {report.least} to {report.most} agree bit for"
-        f" bit{report.products and f', {report.products}'};"
-        f" {'an answer takes' if report.own_products else 'products take'} {report.cost:.2f}x the"
-        f" usual time, and a forward pass of one row takes {report.whole_cost:.2f}x"
+        f"forward passes over {report.least} to {report.most} rows give identical"
+        f" bits{report.products and f' {report.products}'}; compared with batch invariance off,"
+        f" {'an answer takes' if report.own_products else 'matrix products take'}"
+        f" {report.cost:.2f}x the time, and a forward pass over one row takes"
+        f" {report.whole_cost:.2f}x the time"
     )
     if allowed(report.conditions) > MAX_COST:
         findings += (
-            f"; other programs disturbed the timing, so the limit is"
-            f" {allowed(report.conditions):.2f}x instead of {MAX_COST:.2f}x"
+            f"; 'auto' allows up to {allowed(report.conditions):.2f}x instead of"
+            f" {MAX_COST:.2f}x, because other programs disturbed the timing"
         )
     return findings
 

@@ -76,9 +76,9 @@ class ProbeReport:
     def products(self) -> str:
         """Description of the matrix products; "" for torch's ordinary products."""
         return (
-            "with our products"
+            "with paceline's matrix products"
             if self.own_products
-            else f"in products of {self.fixed_rows}"
+            else f"with matrix products padded to {self.fixed_rows} rows"
             if self.fixed_rows
             else ""
         )

@@ -110,7 +110,10 @@ def test_products_get_a_fixed_row_count_without_a_wide_class(
     assert found.report is not None
     assert found.products.fixed_rows == found.report.fixed_rows == 64
     assert found.reason == "the self-test passed on this machine"
-    assert "rows 1 to 1024 agree bit for bit, in products of 64; products take" in found.details
+    assert (
+        "forward passes over 1 to 1024 rows give identical bits with matrix products padded to 64"
+        " rows; compared with batch invariance off, matrix products take" in found.details
+    )
     llm = LLM(model, "prompt_lookup", max_batch=3, batch_invariant=True)
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6], [9, 3] * 6, [4]]
     params = SamplingParams(max_new_tokens=12, ignore_eos=True)
@@ -243,8 +246,8 @@ def test_auto_is_on_where_it_costs_little(monkeypatch: pytest.MonkeyPatch) -> No
             f"forward passes would be up to {slower} slower, and 'auto' allows 5 %;"
             " --batch-invariant on (in Python, batch_invariant=True) enables it"
         )
-        assert f"products take {dear.cost:.2f}x the usual time" in refused.details
-        assert f"one row takes {dear.whole_cost:.2f}x" in refused.details
+        assert f"matrix products take {dear.cost:.2f}x the time, and" in refused.details
+        assert f"one row takes {dear.whole_cost:.2f}x the time" in refused.details
     assert resolve_batch_invariance(model, True).on
     assert not resolve_batch_invariance(model, False).on
 
@@ -266,7 +269,9 @@ def test_a_disturbed_clock_does_not_switch_it_off(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setattr(invariance, "load_report", lambda *_, proof=proof: proof)
             found = resolve_batch_invariance(model, "auto")
             assert found.on is on
-            assert ("the limit is 1.47x instead of 1.05x" in found.details) is (spread == 0.4)
+            assert ("'auto' allows up to 1.47x instead of 1.05x" in found.details) is (
+                spread == 0.4
+            )
 
 
 def test_disturbed_costs_are_measured_again_on_a_quiet_machine(
