@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from paceline import __version__
 from paceline.cli.loading import build_llm
+from paceline.cli.measured_costs import describe_conditions, describe_costs
 from paceline.cli.options import model_argument, only
 from paceline.cli.show import out, table_console
 from paceline.errors import ConfigError
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from paceline.invariance.probe_report import ProbeReport
     from paceline.llm import LLM
     from paceline.model.cached_lm import CachedLM
-    from paceline.util.stopwatch import Conditions
 
-_COST_CURVE = "PACELINE_COST_CURVE"
 _PACKAGES = ("torch", "transformers", "tokenizers", "numba", "numpy")
 _SETTINGS = ("OMP_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_", "KMP_", "CUDA_VISIBLE_DEVICES", "NUMBA_")
 
@@ -179,7 +177,7 @@ def _facts(model: str, llm: LLM) -> dict[str, str]:
         "drafts": drafts,
         "attention": attention,
         "matrix products": _products(llm.model),
-        "forward-pass cost": _costs(llm),
+        "forward-pass cost": describe_costs(llm),
         "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.details}",
     }
 
@@ -192,7 +190,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
         "computes in": f"{loaded.library.version} at {loaded.library.path}",
         "context": f"{llm.max_length} tokens",
         "drafts": "trees and chains" if llm.model.takes_trees else "chains only: recurrent layers",
-        "forward-pass cost": _costs(llm),
+        "forward-pass cost": describe_costs(llm),
         "batch invariance": f"{'on' if llm.invariance.on else 'off'}: {llm.invariance.details}",
     }
 
@@ -219,45 +217,8 @@ def _products(target: CachedLM) -> str:
         f"{counted(count, 'row')} {own_seconds * 1e3:.3g} and {torch_seconds * 1e3:.3g}"
         for count, own_seconds, torch_seconds in each
     )
-    conditions = "" if timing.conditions is None else f"; {_conditions(timing.conditions)}"
+    conditions = "" if timing.conditions is None else f"; {describe_conditions(timing.conditions)}"
     return f"{backend}; ms with paceline and with torch: {times}{conditions}"
-
-
-def _costs(llm: LLM) -> str:
-    """Describe the stored cost curve, and the conditions of its measurement."""
-    assert llm.costs is not None, "no ranks"
-    if llm.costs.given:
-        return f"given by ${_COST_CURVE}"
-    stored = llm.costs.recall()
-    if stored is None:
-        return "not measured yet; run with --measure, or it is measured when drafting starts"
-    curve = stored.curve
-    shown_rows = sorted({1, curve.rows[-1], *({4, 8, 16, 32, 64} & set(curve.rows))})
-    base_seconds, *others = (curve.seconds[curve.rows.index(rows)] for rows in shown_rows)
-    times = ", ".join(
-        f"{rows} {seconds / base_seconds:.2f}x"
-        for rows, seconds in zip(shown_rows[1:], others, strict=True)
-    )
-    return f"1 row {base_seconds * 1e3:.3g} ms, {times}; {_conditions(stored.conditions)}"
-
-
-def _conditions(timed: Conditions) -> str:
-    """Describe a measurement: its age, its spread and the load of the machine."""
-    hours = max(0.0, time.time() - timed.made) / 3600
-    count, unit = (
-        (round(hours * 60), "minute")
-        if hours < 2
-        else (round(hours), "hour")
-        if hours < 48
-        else (round(hours / 24), "day")
-    )
-    waited = (
-        "" if timed.waited is None else f", {timed.waited:.0%} of the time waiting for a processor"
-    )
-    load = "" if timed.load is None else f", load {timed.load:.1f}"
-    state = "quiet" if timed.quiet else "disturbed; will be measured again on an idle machine"
-    age = counted(count, unit)
-    return f"measured {age} ago, quartiles {timed.spread:.1%} apart{waited}{load}: {state}"
 
 
 def _print(facts: dict[str, str]) -> None:
