@@ -34,7 +34,6 @@ _QUIET = {
     "TQDM_DISABLE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-_COMPILING = "paceline: compiling new kernels ({}, ...), once each; this can take about a minute"
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=|$)")
 _HELP = ("--help", "-h")
 _FAILED, _BROKEN_PIPE = 2, 141  # exit statuses
@@ -159,7 +158,7 @@ def main() -> None:
         os.environ.setdefault(name, value)
     gc.set_threshold(YOUNG_OBJECTS)
     _prepare_streams()
-    on_first_compilation(lambda package: print_note(_COMPILING.format(package)))
+    on_first_compilation(print_note)
     status = call_with_frame_memory(lambda: _status(sys.argv[1:]))
     for stream in (sys.stdout, sys.stderr):
         try:

@@ -1,8 +1,9 @@
-"""Test that a command says when it compiles code."""
+"""Test that a command or a program says when it compiles code."""
 
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +44,13 @@ def test_the_first_use_prints_one_line(
             main.main()
         assert capsys.readouterr().err == note
     sys.modules.pop("doubled")
+
+
+def test_a_program_logs_one_line_by_default() -> None:
+    program = """from paceline.util.compilation import before_compilation
+
+for module in ("doubled", "paceline.cpu.rows"):
+    before_compilation(module)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert ended.stderr.decode() == NOTE
