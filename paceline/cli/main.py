@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from cyclopts import App, ArgumentCollection, CycloptsError, Group
@@ -25,6 +25,9 @@ from paceline.cli.show import INTERRUPTED, print_error, print_note
 from paceline.errors import PacelineError
 from paceline.util.compilation import on_first_compilation
 from paceline.util.frame_memory import call_with_frame_memory
+from paceline.util.machine import usable_cores
+from paceline.util.options import ModelOptions
+from paceline.util.plurals import counted
 from paceline.util.util_settings import YOUNG_OBJECTS
 
 # paceline prints its own notes
@@ -140,11 +143,24 @@ def run(words: Sequence[str], program: App | None = None) -> int:
                 )
             )
         sys.exit(_FAILED)
+    _note_excess_threads(bound.arguments.values())
     try:
         return command(*bound.args, **bound.kwargs) or 0
     except PacelineError as error:
         error.args = (with_option_names(error, selected, words),)
         raise
+
+
+def _note_excess_threads(arguments: Iterable[object]) -> None:
+    """Print a note if the model options ask for more threads than there are processors."""
+    for argument in arguments:
+        models = getattr(argument, "models", argument)
+        if isinstance(models, ModelOptions) and (models.threads or 0) > usable_cores():
+            processors = counted(usable_cores(), "processor")
+            print_note(
+                f"warning: --threads {models.threads} exceeds the {processors} of this process;"
+                " more threads than processors slow the model down"
+            )
 
 
 def main() -> None:

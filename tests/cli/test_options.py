@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.bench.settings import BenchConfig
+from paceline.cli import main
 from paceline.cli.chat import ChatSampling
 from paceline.cli.commands import COMMANDS as COMMAND_LIST
 from paceline.cli.commands import GROUPS
@@ -226,6 +227,18 @@ def test_a_command_may_change_one_default() -> None:
     _, bound, _ = app.parse_args(["generate", "a", "x", "-d", "b"])
     assert bound.kwargs["models"] == ModelOptions(draft_model="b")
     assert [*bound.args] == ["a", "x"]
+
+
+@pytest.mark.parametrize("words", [["generate", "own", "a"], ["bench", "own"], ["doctor", "own"]])
+def test_too_many_threads_get_a_note(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "usable_cores", lambda: 2)
+    for threads, count in (("2", 0), ("3", 1)):
+        with pytest.raises(ConfigError):
+            call(*words, "--threads", threads)
+        note = f"warning: --threads {threads} exceeds the 2 processors of this process; more"
+        assert capsys.readouterr().err.count(note) == count
 
 
 def test_a_closed_pipe_is_silent() -> None:
