@@ -20,7 +20,7 @@ from paceline.engine.chat_facade import ChatFacade
 from paceline.engine.completion import Chunk, Completion
 from paceline.engine.delivery import Chunks, completions_of, stream_chunks
 from paceline.engine.engine import Engine
-from paceline.engine.engine_limits import check_limits
+from paceline.engine.engine_limits import check_limits, checked_length
 from paceline.engine.input_processor import InputProcessor, Prompt, Prompts
 from paceline.engine.request_handle import CallProgress
 from paceline.errors import ConfigError
@@ -59,8 +59,8 @@ class LLM(ChatFacade):
         dtype: "float32", "bfloat16", "float16" or "auto" (default), which uses the checkpoint's
             data type, or bfloat16 for a GGUF file.
         device: "cpu", "cuda", "cuda:1", or "auto" (default), which uses a GPU if there is one.
-        max_length: Maximum number of tokens in the prompt and answer together; at least 1.
-            Default: the model's context.
+        max_length: Maximum number of tokens in the prompt and answer together; from 2 to the
+            model's context length. Default: the model's context length.
         max_batch: Maximum number of requests per forward pass; at least 1. Further requests wait.
         max_nodes: Maximum number of draft nodes verified per request and step; at least 0.
         lookahead_parallel: Whether several processes split the work on every draft tree. Pass True,
@@ -130,7 +130,7 @@ class LLM(ChatFacade):
         ranks, drafter, device = _prepare(drafter, draft_model, lookahead_parallel, device)
         # Imported here: model code takes seconds to import.
         with collection_paused():
-            from paceline.engine.target_loading import load_target
+            from paceline.engine.target_loading import context_length, load_target
             from paceline.media.processor import MediaProcessor
             from paceline.model.loading import eos_token_ids, must_unpack, require_draft
             from paceline.model.tokenizer_loading import load_tokenizer
@@ -140,6 +140,7 @@ class LLM(ChatFacade):
         # llama.cpp needs only the tokenizer.
         unpack = engine == ENGINE and must_unpack(model, dtype, device, unpack)
         loaded = load_target(model, engine, dtype, device, unpack, weights)
+        self.max_length = checked_length(max_length, context_length(loaded))
         tokenizer = getattr(processor, "tokenizer", None) if tokenizer is None else tokenizer
         self.tokenizer, self._source = load_tokenizer(tokenizer, model, unpack), model
         self._media = MediaProcessor(loaded, model if processor is None else processor)
@@ -153,7 +154,7 @@ class LLM(ChatFacade):
             tokenizer=self.tokenizer,
             max_batch=max_batch,
             max_nodes=max_nodes,
-            max_length=max_length,
+            max_length=self.max_length,
             ranks=ranks,
             batch_invariant=batch_invariant,
             fixed_shapes=fixed_shapes,
@@ -165,8 +166,6 @@ class LLM(ChatFacade):
         )
         self._async_engine = AsyncEngine(self._engine)
         self.eos_token_ids = eos_token_ids(loaded, self.tokenizer)
-        context = self.model.context_length
-        self.max_length = context if max_length is None else min(max_length, context)
 
     def generate(
         self,

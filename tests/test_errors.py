@@ -240,6 +240,14 @@ def test_one_bad_prompt_is_refused_before_any_work(
     assert llm.model.open_sequences == 0
 
 
+def test_a_length_above_the_context_is_refused(pair: Pair) -> None:
+    context = LLM(pair.target, "none").max_length
+    assert LLM(pair.target, "none", max_length=context).max_length == context
+    expected = f"got {context + 1}; expected at most {context}, the model's context length"
+    with pytest.raises(ConfigError, match=f"max_length: {expected}"):
+        LLM(pair.target, "none", max_length=context + 1)
+
+
 def test_valid_edge_cases_are_accepted(pair: Pair) -> None:
     """Check prompts that barely fit, tuples, tensors and an empty list."""
     llm = LLM(pair.target, "none", max_length=64)

@@ -130,8 +130,8 @@ class EngineOptions:
     Attributes:
         drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`.
         tokenizer: Tokenizer: directory or hub id. Default: the model's own tokenizer.
-        max_length: Maximum number of tokens in the prompt and answer together; at least 2.
-            Default: the model's context length.
+        max_length: Maximum number of tokens in the prompt and answer together; from 2 to the
+            model's context length. Default: the model's context length.
 
     Raises:
         ConfigError: A value is out of range.

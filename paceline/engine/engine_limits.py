@@ -37,6 +37,23 @@ def check_limits(
         require_count("LLM", "max_length", max_length, 2)
 
 
+def checked_length(max_length: int | None, context: int) -> int:
+    """Return the maximum number of tokens per request.
+
+    Args:
+        max_length: The user's limit in tokens; None means the model's context length.
+        context: Context length of the model, in tokens.
+    Raises:
+        ConfigError: The limit exceeds the context length.
+    """
+    if max_length is not None and max_length > context:
+        raise ConfigError(
+            f"\0LLM: max_length\0: got {max_length}; expected at most {context}, the model's"
+            " context length. Lower it, or leave it out."
+        )
+    return context if max_length is None else max_length
+
+
 def max_cache_bytes(model: LoadedModel, cache_gib: float | None) -> int | None:
     """Return the maximum size of a loaded model's KV cache, in bytes.
 
