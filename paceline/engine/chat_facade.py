@@ -49,6 +49,8 @@ class ChatFacade(EngineFacade):
         `chat_prompt` and `generate` describe the errors and the other arguments.
 
         Args:
+            messages: Conversation. Its roles are passed to the chat template unchecked; see
+                `chat_prompt`.
             tool_choice: With "auto", the model decides whether to call a tool. With "required" or
                 {"type": "function", "function": {"name": NAME}}, the answer is a call with valid
                 arguments. With "none", the model does not see the tools.
@@ -83,8 +85,9 @@ class ChatFacade(EngineFacade):
                 parts. A text part is {"type": "text", "text": ...}. An image part is {"type":
                 "image", "image": IMAGE}, where IMAGE is a Pillow image, a path, bytes or a data
                 URL. OpenAI's {"type": "image_url", "image_url": {"url": "data:..."}} also works.
-                `content` may be None in an assistant message with `tool_calls`. All other fields
-                are passed to the chat template unchanged.
+                `content` may be None in an assistant message with `tool_calls`. The role and all
+                other fields are passed to the chat template unchecked. The template may accept an
+                unknown role, such as a misspelt one.
             chat_template_kwargs: Variables for the chat template, under the names that the
                 template uses, such as {"enable_thinking": False}. `add_generation_prompt` and
                 `continue_final_message` may also be passed here.
