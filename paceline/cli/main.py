@@ -152,7 +152,7 @@ def run(words: Sequence[str], program: App | None = None) -> int:
 
 
 def _note_excess_threads(arguments: Iterable[object]) -> None:
-    """Print a note if the model options ask for more threads than there are processors."""
+    """Print a note if --threads exceeds the number of usable processors."""
     for argument in arguments:
         models = getattr(argument, "models", argument)
         if isinstance(models, ModelOptions) and (models.threads or 0) > usable_cores():

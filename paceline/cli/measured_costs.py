@@ -1,4 +1,4 @@
-"""Describe measured costs of forward passes, and the conditions of the measurements."""
+"""Describe measured costs of forward passes, and their conditions."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def record_parts(
 
 
 def described(record: Any) -> str:
-    """Return the names of a record's fields for errors, or its type if it is no object."""
+    """Return the names of a record's fields, or its type if it has none."""
     fields = ", ".join(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
     return fields or "nothing"
 

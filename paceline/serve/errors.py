@@ -170,7 +170,7 @@ def handle_errors(app: FastAPI) -> None:
 
 
 def _versioned_path_hint(request: Request) -> str:
-    """Return a sentence about base_url if the request's path lacks only /v1; otherwise ""."""
+    """Return a sentence about base_url if the path lacks only /v1, or ""."""
     versioned = f"/v1{request.url.path}"
     if versioned not in request.app.openapi()["paths"]:
         return ""
