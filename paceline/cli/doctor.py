@@ -16,7 +16,7 @@ from paceline import __version__
 from paceline.cli.loading import build_llm
 from paceline.cli.measured_costs import describe_conditions, describe_costs
 from paceline.cli.options import model_argument, only
-from paceline.cli.show import out, table_console
+from paceline.cli.show import out, print_note, table_console
 from paceline.errors import ConfigError
 from paceline.util import cache
 from paceline.util.machine import instruction_flags, processor, usable_cores
@@ -53,7 +53,7 @@ def doctor(
 
     Args:
         measure: Measure the cost of a forward pass again, and store it. The measurement requires a
-            model and an idle machine.
+            model and an idle machine. A disturbed measurement does not replace a quiet one.
     """
     if measure and model is None:
         raise ConfigError(
@@ -63,11 +63,19 @@ def doctor(
         _print(_installation() | _machine(models.threads))
         return
     llm = build_llm(replace(models, model=model, batch_invariant="auto"), "none")
-    if measure and llm.costs is not None:
-        llm.costs.measure()
+    if measure:
+        _measure(llm)
     _print(_installation() | _machine(models.threads) | _facts(model, llm))
     if llm.invariance.report is not None:
         _print_findings(llm.invariance.report)
+
+
+def _measure(llm: LLM) -> None:
+    """Measure the costs of forward passes, and say if an earlier measurement is kept."""
+    assert llm.costs is not None, "no ranks"
+    before = llm.costs.recall()
+    if llm.costs.measure() == before:
+        print_note("other programs disturbed the measurement, so the earlier, quiet one is kept")
 
 
 def _installation() -> dict[str, str]:

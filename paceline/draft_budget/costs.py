@@ -75,8 +75,16 @@ class Costs:
         return result_cache.load(self._key(), MeasuredCurve.read)
 
     def measure(self) -> MeasuredCurve:
-        """Measure the cost curve again, and store it in the cache."""
-        measured = self._measure()
+        """Measure the cost curve again, and store it in the cache.
+
+        If other programs disturbed the measurement, a stored curve from a quiet machine is kept.
+
+        Returns:
+            The curve that is stored after the measurement.
+        """
+        before, measured = self.recall(), self._measure()
+        if before is not None and before.conditions.quiet and not measured.conditions.quiet:
+            return before
         self._replace(measured)
         return measured
 

@@ -41,6 +41,19 @@ def test_a_check_compares_the_cost_of_rows(model: CachedLM, machine: Machine) ->
 
 
 @pytest.mark.usefixtures("measured_costs")
+def test_a_requested_measurement_replaces_a_quiet_curve_only_if_quiet(
+    model: CachedLM, machine: Machine
+) -> None:
+    stored: list[float] = []
+    for slope, waited in ((0.02, 0.3), (0.03, 0.3), (0.04, 0.0), (0.12, 0.3), (0.05, 0.0)):
+        machine.forward, machine.waited = line(slope), waited
+        measured = Costs(model).measure()
+        assert Costs(model).recall() == measured
+        stored.append(slope_of(Costs(model)))
+    assert stored == [0.02, 0.03, 0.04, 0.04, 0.05]
+
+
+@pytest.mark.usefixtures("measured_costs")
 @pytest.mark.parametrize(
     ("first", "later", "waited", "found"),
     [
