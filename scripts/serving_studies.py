@@ -57,9 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> list[str]:
     )
     notes = []
     with torch_threads(args.threads):
-        llm, _ = engine_of(config, max(args.users, 2))
+        llm, _ = engine_of(config)
         prompts = load_prompts(config.selection.prompts, config.selection.limit)
-        with transport_to(llm, config, args.users) as transport:
+        with transport_to(llm, config) as transport:
             if args.turn:
                 notes.append(second_turn(config, prompts, llm, args.turn))
             if args.intruders:

@@ -114,7 +114,7 @@ def test_an_enlarged_model_has_converted_weights(bench: Bench) -> None:
 
 def test_a_server_under_load_runs_the_requested_weights(gguf_file: str) -> None:
     for unpack, formats in ((True, ()), (False, ("Q8_0",))):
-        llm, _ = engine_of(ServingConfig(ModelOptions(gguf_file, unpack=unpack)), 1)
+        llm, _ = engine_of(ServingConfig(ModelOptions(gguf_file, unpack=unpack)))
         model: Any = llm.model.model
         assert packed_formats(model) == formats
 

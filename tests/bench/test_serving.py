@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from paceline import LLM
+from paceline import LLM, serve
 from paceline.bench.serving import (
     LoadOptions,
     ServingConfig,
@@ -34,6 +34,7 @@ from paceline.bench.serving.result import percentile
 from paceline.bench.serving.transports import ClientRequest, Http, Piece, Transport, transport_to
 from paceline.errors import CapacityError, ConfigError, PacelineError
 from paceline.report.prompts import Prompt, load_prompts
+from paceline.serve import Settings, create_app
 from paceline.util.options import ModelOptions
 from tests.support.cli import call
 
@@ -217,6 +218,7 @@ def test_prompts_grow_to_the_requested_length() -> None:
         ({"contexts": "short,huge"}, "contexts: got 'short,huge'"),
         ({"contexts": ""}, "contexts: got ''"),
         ({"medium": 2}, "medium"),
+        ({"max_batch": -1}, "max_batch: got -1"),
     ],
 )
 def test_bad_load_options_are_refused(options: dict[str, Any], words: str) -> None:
@@ -224,10 +226,32 @@ def test_bad_load_options_are_refused(options: dict[str, Any], words: str) -> No
         LoadOptions(**options)
 
 
+def test_users_beyond_the_batch_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+
+    def engine(*arguments: Any, **options: Any) -> LLM:
+        limits.append(options["max_batch"])
+        return LLM(*arguments, **options)
+
+    def app(llm: LLM, settings: Settings) -> Any:
+        limits.append(settings.max_batch)
+        return create_app(llm, settings)
+
+    monkeypatch.setattr(run, "LLM", engine)
+    monkeypatch.setattr(serve, "create_app", app)
+    load = LoadOptions(users="4", requests=8, max_batch=2)
+    config = replace(CONFIG, drafters=(), load=load)
+    measured = run_serving(config, prompts=PROMPTS, progress=False)
+    assert limits == [2, 2]
+    assert [row.answers for row in measured.figures()] == [8]
+    assert "--max-batch 2" in config.command()
+    assert "batches of up to 2; " in markdown(measured)
+
+
 def test_a_refused_request_ends_the_run() -> None:
     config = replace(CONFIG, load=LoadOptions())
     llm = LLM("demo", "none", dtype="float32", max_length=20)
-    with transport_to(llm, config, 2) as transport:
+    with transport_to(llm, config) as transport:
         assert isinstance(transport, Http)
         with pytest.raises(PacelineError, match=r"the server rejected a request: HTTP/1\.1 400"):
             waited(closed_loop(transport, [ClientRequest("a", [5] * 30, 4, None)], 1))

@@ -104,6 +104,7 @@ def setting_parts(result: ServingResult) -> list[str]:
         "greedy",
         f"up to {config.max_new_tokens} new tokens",
     ]
+    parts += [f"batches of up to {config.load.max_batch}"] if config.load.max_batch else []
     parts += ["the same bits in any batch" if result.invariant else "bits may depend on the batch"]
     parts += [f"{config.repeats} repeats"] if config.repeats > 1 else []
     parts += [result.environment.hardware]

@@ -55,7 +55,7 @@ class _Bench:
         selection = config.selection
         self._prompts = prompts or load_prompts(selection.prompts, selection.limit, selection.every)
         self._users = max(config.load.user_counts)
-        self._llm, self._make = engine_of(config, self._users)
+        self._llm, self._make = engine_of(config)
         self._room = self._llm.max_length - config.max_new_tokens
         if self._room < MIN_PROMPT_TOKENS:
             raise CapacityError(
@@ -76,7 +76,7 @@ class _Bench:
         config, llm = self._config, self._llm
         gc.collect()
         environment = look_around(llm.model.device)
-        with transport_to(llm, config, self._users) as transport:
+        with transport_to(llm, config) as transport:
             complete = self._all(transport)
         environment = dataclasses.replace(
             environment, load_end=load_average(), peak_memory=peak_memory()
@@ -201,12 +201,11 @@ class _Bench:
         return max(len(cell.answers) / cell.seconds for cell in plain if cell.load.kind == "closed")
 
 
-def engine_of(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
+def engine_of(config: ServingConfig) -> tuple[LLM, Maker]:
     """Return the engine for all loads, and a function that builds its drafters.
 
     Args:
         config: Models, drafters and loads.
-        users: Maximum number of requests in the engine's batch.
     """
     options = config.models
     draft_name = demo.draft_name(options.model, options.draft_model)
@@ -222,7 +221,7 @@ def engine_of(config: ServingConfig, users: int) -> tuple[LLM, Maker]:
         draft,
         dtype=options.dtype,
         device=options.device,
-        max_batch=users,
+        max_batch=config.load.batch,
         max_nodes=config.max_nodes,
         batch_invariant=options.invariance,
         unpack=options.unpack,

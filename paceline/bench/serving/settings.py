@@ -46,6 +46,8 @@ class LoadOptions:
         long: Number of tokens in a long prompt; at least 8.
         requests: Number of requests per load; at least 0. With 0, each user sends two requests, and
             at least eight are sent in total.
+        max_batch: Maximum number of answers that the server generates at a time; at least 0.
+            Further requests wait. 0 uses the largest number of users.
         transport: 'http' starts a server in this process; 'direct' uses the engine's asyncio calls.
 
     Raises:
@@ -58,12 +60,14 @@ class LoadOptions:
     medium: int = 1000
     long: int = 3000
     requests: int = 0
+    max_batch: int = 0
     transport: Transport = "http"
 
     def __post_init__(self) -> None:
         for name in ("medium", "long"):
             require_range("load", name, getattr(self, name), 8)
-        require_range("load", "requests", self.requests, 0)
+        for name in ("requests", "max_batch"):
+            require_range("load", name, getattr(self, name), 0)
         if min(self.user_counts) < 1:
             raise ConfigError(
                 f"\0users\0: got {self.users!r}; expected numbers of at least 1, such as 1,8,32."
@@ -94,6 +98,11 @@ class LoadOptions:
     def context_names(self) -> list[str]:
         """Return the names of the context lengths, in the order given in the option."""
         return _words(self.contexts)
+
+    @property
+    def batch(self) -> int:
+        """Return the maximum number of answers that the server generates at a time."""
+        return self.max_batch or max(self.user_counts)
 
     def count(self, users: int) -> int:
         """Return the number of requests to send under a load."""

@@ -138,23 +138,22 @@ class Http:
 
 
 @contextmanager
-def transport_to(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[Transport]:
+def transport_to(llm: LLM, config: ServingConfig) -> Iterator[Transport]:
     """Open the transport named in `config` for the duration of a `with` block.
 
     Args:
         llm: Engine that answers the requests.
-        config: Configuration that names the transport.
-        max_users: Maximum number of simultaneous requests.
+        config: Configuration that names the transport and the loads.
     """
     if config.load.transport == "direct":
         yield Direct(llm)
         return
-    with _server(llm, config, max_users) as port:
+    with _server(llm, config) as port:
         yield Http(port)
 
 
 @contextmanager
-def _server(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[int]:
+def _server(llm: LLM, config: ServingConfig) -> Iterator[int]:
     """Run a server for `llm`, and yield its port."""
     import uvicorn
 
@@ -162,7 +161,7 @@ def _server(llm: LLM, config: ServingConfig, max_users: int) -> Iterator[int]:
 
     settings = Settings(
         served_name=(config.models.model,),
-        max_batch=max_users,
+        max_batch=config.load.batch,
         allow_drafter=config.drafters[1:],
         ignore_generation_config=True,
     )
