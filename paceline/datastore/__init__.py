@@ -1,6 +1,7 @@
 """Build, extend and search token stores for the retrieval drafters.
 
 - `build(path, documents, vocab_size)` writes a store of token-id sequences.
+- `create(path, vocab_size)` writes an empty store.
 - `add(path, documents)` adds more sequences.
 - `open(path)` returns a `Datastore` that can be searched and appended to.
 - `info(path)` describes the contents; `verify(path)` lists any damage.
@@ -14,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.datastore.creation import create, has_store
     from paceline.datastore.fingerprint import fingerprint_of
     from paceline.datastore.live import Datastore
     from paceline.datastore.live import open_store as open
@@ -39,6 +41,8 @@ _MODULES = {
     "Snapshot": "store",
     "add": "writer",
     "build": "writer",
+    "create": "creation",
+    "has_store": "creation",
 }
 
 __all__ = [
@@ -51,7 +55,9 @@ __all__ = [
     "UpdateOptions",
     "add",
     "build",
+    "create",
     "fingerprint_of",
+    "has_store",
     "info",
     "open",
     "verify",

@@ -14,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import datastore
+from paceline import SamplingParams, datastore
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE
 from paceline.datastore.hashing import hash_pages
 from paceline.datastore.rows import DAMAGED, Query, within
 from paceline.datastore.search import narrow, range_of, read, suffix_at
 from paceline.datastore.store_settings import SORTED_TOKENS
 from paceline.datastore.suffixes import suffix_array
+from paceline.drafters import create
 from paceline.errors import ConfigError, DatastoreError
 from paceline.util.machine import usable_cores
 from tests.support.kernels import from_python
@@ -222,6 +225,25 @@ def test_arguments_out_of_range(tmp_path: Path, option: str, value: int) -> None
 def test_lengths_out_of_range(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="longest=65"):
         datastore.open(store(tmp_path / "s")).snapshot.find([[1]], longest=65)
+
+
+def test_an_empty_store_is_searched_and_extended(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "store"
+    for vocab_size in (100, 200):  # the second call finds the store
+        datastore.create(path, vocab_size)
+    found = datastore.info(path)
+    assert (found.vocab_size, found.documents, found.tokens) == (100, 0, 0)
+    assert not datastore.verify(path)
+    drafter = create(f"rest:datastore={path}")
+    request = Request([1, 2, 3], SamplingParams())
+    drafter.start(request)
+    assert drafter.propose([request], [8]) == [EMPTY_TREE]
+    datastore.add(path, [[1, 2, 3, 4, 5]])
+    assert datastore.info(path).documents == 1
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    with pytest.raises(DatastoreError, match=r"not a store, because it holds 'notes\.txt'"):
+        datastore.create(tmp_path / "full", 100)
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:

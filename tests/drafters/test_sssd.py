@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import DraftTree, SamplingParams, datastore
+from paceline import LLM, DraftTree, SamplingParams, datastore
 from paceline.core.node_rule import node_limit
 from paceline.core.request import Request
 from paceline.core.tree import node_depths
@@ -36,6 +36,8 @@ from paceline.errors import ConfigError, DatastoreError
 from paceline.replay import replay
 from paceline.verification.tree_rules import check_trees
 from tests.support.kernels import from_python
+from tests.support.models import byte_tokenizer
+from tests.support.shared import Pair
 from tests.support.sssd_inputs import candidates, offered_tokens
 from tests.support.stores import continuations, random_documents, store
 
@@ -267,6 +269,30 @@ def test_finished_answers_become_searchable(tmp_path: Path) -> None:
     assert paths(drafted(drafter, [20, 50, 51], 3))[-1] == [52, 53, 54]
     with datastore.open(path) as opened:
         assert opened.snapshot.find([[7, 8, 50]]).lengths[0, 0] == 3
+
+
+@pytest.mark.parametrize("spec", ["sssd", "auto"])
+def test_a_store_for_updates_is_created(spec: str, tmp_path: Path, pair: Pair) -> None:
+    """A second engine, as after a restart, drafts from the answers in the new store."""
+    path, prompt = tmp_path / "new" / "store", pair.prompts[0]
+    for run in range(2):
+        updated = f"{spec}:datastore={path},update_datastore=true"
+        llm = LLM(pair.target, updated, tokenizer=byte_tokenizer())
+        (answer,) = llm.generate([prompt], SamplingParams(max_new_tokens=24))
+        assert answer.token_ids == pair.answers[0][:24]
+        drafter: Any = llm.drafter
+        retrieval: Any = drafter if spec == "sssd" else drafter._retrieval
+        retrieval._store.close()
+        info = datastore.info(path)
+        assert (info.documents, info.vocab_size) == (run + 1, llm.model.vocab_size)
+        assert info.tokenizer == datastore.fingerprint_of(byte_tokenizer())
+        assert not datastore.verify(path)
+
+
+def test_a_missing_store_is_refused_without_a_target(tmp_path: Path) -> None:
+    drafter = create(f"sssd:datastore={tmp_path / 'new'},update_datastore=true")
+    with pytest.raises(DatastoreError, match="there is no store"):
+        drafter.check_tokenizer(None)
 
 
 def test_answers_are_drafted_for_other_requests(tmp_path: Path) -> None:

@@ -19,13 +19,15 @@ The modules of this package do the following:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import datastore
 from paceline.core.drafter import Drafter, Outcome
 from paceline.core.node_rule import NodeRule
 from paceline.core.request import Request
@@ -50,6 +52,11 @@ from paceline.drafters.sssd.settings import (
 from paceline.util.machine import usable_cores
 from paceline.util.threads import Threads
 
+if TYPE_CHECKING:
+    from paceline.datastore import Datastore
+
+_log = logging.getLogger(__name__)
+
 
 class Sssd(Drafter):
     """Finds draft tokens in the request, in recent answers and in a datastore.
@@ -63,8 +70,6 @@ class Sssd(Drafter):
     Options = SssdOptions
 
     def __init__(self, options: SssdOptions) -> None:
-        from paceline import datastore
-
         self._options = options
         self.budget = options.budget
         if options.max_nodes is None:
@@ -73,13 +78,15 @@ class Sssd(Drafter):
                 WITH_BUDGET if options.budget else NodeRule(TREE_NODES, batch_nodes=BATCH_NODES)
             )
         self._weights = load_weights()
-        self._store = None if options.datastore is None else datastore.open(options.datastore)
-        if self._store is not None:
-            self.ids_below = self._store.vocab_size
+        self._store: Datastore | None = None
         self._limit = 0  # the target's vocabulary size if smaller than the datastore's, else 0
         self._memory = AnswerMemory(options.memory_tokens) if options.memory_tokens else None
-        self._learning = self._store if options.update_datastore else self._memory
-        self._snapshot = Snapshot(Path() if self._store is None else self._store.path, ())
+        self._learning: Datastore | AnswerMemory | None = self._memory
+        self._snapshot = Snapshot(Path(options.datastore or ""), ())
+        if options.datastore is not None and (
+            datastore.has_store(options.datastore) or not options.update_datastore
+        ):
+            self._open_store(options.datastore)
         # The target's top tokens include the newest token.
         self.top_k = 1 + len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0
         self._top_tokens = LastTopTokens(len(TOP_TOKEN_CONFIDENCE) if options.last_logits else 0)
@@ -99,15 +106,34 @@ class Sssd(Drafter):
         return cls(options)
 
     def check_vocab_size(self, vocab_size: int, tokenizer: Any = None) -> None:
-        """Limit drafts to token ids below the size of the target's vocabulary."""
+        """Limit drafts to token ids below the size of the target's vocabulary.
+
+        If the datastore is updated and does not exist, the method creates an empty one.
+        """
+        path = self._options.datastore
+        if path is not None and self._store is None:
+            datastore.create(path, vocab_size, tokenizer=tokenizer)
+            _log.warning("sssd: there was no datastore at %r; created an empty one", path)
+            self._open_store(path)
         if vocab_size < self.ids_below:
             self._limit = min(vocab_size, self._limit or vocab_size)
             self._snapshot = Snapshot(self._snapshot.path, ())
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Reject a datastore that was made with a different tokenizer."""
-        if self._store is not None:
-            self._store.check_tokenizer(tokenizer)
+        path = self._options.datastore
+        if path is not None:
+            # Without a target, as in a replay, an empty datastore would be of no use.
+            store = self._store or self._open_store(path)
+            store.check_tokenizer(tokenizer)
+
+    def _open_store(self, path: str) -> Datastore:
+        """Open the datastore for searches and, with `update_datastore`, for updates."""
+        self._store = datastore.open(path)
+        self.ids_below = self._store.vocab_size
+        if self._options.update_datastore:
+            self._learning = self._store
+        return self._store
 
     def start(self, request: Request) -> None:
         """Create an empty index for the request; the first proposal indexes the prompt."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
-from paceline import datastore, demo
+from paceline import datastore
 from paceline.core.drafter import Drafter
 from paceline.core.vocabulary_check import check_vocabulary
 from paceline.drafters import create
@@ -43,7 +42,6 @@ class Builder:
             return None
         self._retry_at = now + _SETTINGS.retry_seconds
         tokenizer = _tokenizer(self._facts) if "datastore" in self._options else None
-        self._begin_store(tokenizer)
         drafter = create(self._spec)
         if drafter.needs_predictions or drafter.top_k:
             raise ConfigError(
@@ -65,21 +63,6 @@ class Builder:
         """
         path = self._options.get("datastore")
         return datastore.info(path).tokens if path else 0
-
-    def _begin_store(self, tokenizer: Any) -> None:
-        """Create the datastore for online updates if it does not exist.
-
-        The new datastore contains one token, because a datastore must not be empty.
-        """
-        path = self._options.get("datastore", demo.NAME)
-        if (
-            self._options.get("update_datastore", "").lower() in ("", "false", "0", "no", "off")
-            or path == demo.NAME
-            or Path(path).exists()
-        ):
-            return
-        first_token = min(self._facts.eos, default=0)
-        datastore.build(path, [[first_token]], self._facts.vocab_size, tokenizer=tokenizer)
 
 
 def _tokenizer(facts: EngineFacts) -> Any:
