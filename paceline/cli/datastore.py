@@ -137,7 +137,9 @@ def add(
     Example: paceline datastore add store more.jsonl --tokenizer smollm2
 
     Args:
-        answers_only: Add only the answers (assistant messages and outputs), not the prompts.
+        answers_only: Add only the answers (assistant messages and outputs), not the prompts. The
+            datastore does not record this choice, so pass the option whenever `datastore build` had
+            it.
         skip_invalid: Skip invalid records. Without this option, an invalid record stops the
             command.
     """

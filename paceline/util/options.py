@@ -33,8 +33,7 @@ class ModelOptions:
             draft model if the target is "demo".
         dtype: Data type: auto, float32, bfloat16 or float16; auto uses the checkpoint's data type.
         device: Torch device, such as cpu, cuda or cuda:1; auto uses a GPU if there is one.
-        threads: Number of CPU threads for torch; from 1 to 1024. Threads without a processor of
-            their own slow the model down. Default: chosen by torch.
+        threads: Number of CPU threads for torch; from 1 to 1024. Default: chosen by torch.
         batch_invariant: Make answers bit-identical regardless of the drafts and of the other
             requests in the batch; auto enables this if it slows forward passes by less than 5 %.
         unpack: Convert a GGUF file to a bfloat16 checkpoint and store it in the cache; --no-unpack

@@ -25,8 +25,8 @@ class AutoOptions:
             0 to 1, default 0.001.
         answer_cache_tokens: Maximum number of tokens from recent answers that are cached and
             searched; 0 disables the cache. Defaults to 262144, or to 0 if update_datastore=true.
-        update_datastore: Append finished answers to the datastore, which is created if it does not
-            exist; default false.
+        update_datastore: Append finished answers to the datastore; default false. If the datastore
+            does not exist, the drafter creates an empty one.
         use_draft_model: Use the draft model, if any, as an additional source. Unless budget=false,
             the draft model runs only while it saves time. Defaults to true.
         use_grammar: Draft the tokens that a request's grammar forces; default true.

@@ -30,8 +30,8 @@ class SssdOptions:
         last_logits: Also propose the runner-up tokens in the target's last logits. Runner-up tokens
             are often correct one position later (LogitSpec). Requires `fusion=calibrated`; default
             false.
-        update_datastore: Append finished answers to the datastore, which is created if it does not
-            exist; default false.
+        update_datastore: Append finished answers to the datastore; default false. If the datastore
+            does not exist, the drafter creates an empty one.
     """
 
     datastore: str | None = None
