@@ -224,7 +224,7 @@ def _oriented(module: nn.Module, name: str) -> Tensor:
 
 
 def _is_narrow(module: nn.Module, backend: Backend) -> bool:
-    """Return True for a small linear module that the backend must pad."""
+    """Return True for a small linear module whose weight the backend must pad."""
     return (
         type(module) is nn.Linear
         and is_plain(module._parameters.get("weight"))  # others may have removed the parameter

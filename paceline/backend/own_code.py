@@ -1,4 +1,4 @@
-"""Compute activation functions in modules' own code with vector instructions only.
+"""Make activation functions in modules' own code use vector instructions only.
 
 The `forward` methods of such modules call functions such as `silu` directly, instead of calling
 submodules.
@@ -34,9 +34,10 @@ _CONVERSIONS = frozenset({"float", "float32"})
 
 
 class OwnCodeOverride(ForwardOverride):
-    """Runs a module's own code, with vector instructions only in activation functions.
+    """Runs a module's own code, but replaces the activation functions that it calls.
 
-    The override runs the module's copy in a `ModelView`, whose submodules have overrides too.
+    The replacements use vector instructions only. The override runs the module's copy in a
+    `ModelView`, whose submodules have overrides too.
     """
 
     __slots__ = ()
@@ -94,7 +95,7 @@ def _calls_activation(kind: type[Any], converts: bool) -> bool:
 
     Args:
         kind: Class of a module.
-        converts: Whether to count only functions that also name a conversion to float32.
+        converts: Whether to count only functions whose code also converts numbers to float32.
     """
     if is_activation(kind) or kind.__module__.startswith("torch."):
         return False

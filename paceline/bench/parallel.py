@@ -63,7 +63,7 @@ class Lockstep:
     def count_busiest(self, calls: Iterable[tuple[TimedCall, list[MethodAnswer]]]) -> None:
         """Replace the query-token counts with those of the busiest rank (process).
 
-        Only drafters whose trees the ranks share are affected.
+        This affects only drafters whose trees the ranks share.
         """
         for spec in self._shared:
             stats = [

@@ -76,9 +76,9 @@ class BenchConfig:
         warmup: Number of short, untimed answers per method before the run; at least 0.
         max_seconds: Time limit of the run in seconds; at least 0. At the limit, the run ends as
             soon as all methods have answered the current prompt. 0 sets no limit.
-        lookahead_parallel: Number of ranks (processes) that share the work on each draft tree with
-            a lookahead window; 0 runs one process. Every rank runs all other methods in full. The
-            result contains the times of rank 0 and the query tokens of the busiest rank.
+        lookahead_parallel: Number of ranks (processes) among which each draft tree that has a
+            lookahead window is split; 0 runs one process. Every rank runs all other methods in
+            full. The result contains the times of rank 0 and the query tokens of the busiest rank.
 
     Raises:
         ConfigError: A name is unknown, or a value is out of range.

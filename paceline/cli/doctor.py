@@ -204,7 +204,7 @@ def _gguf_facts(model: str, llm: LLM) -> dict[str, str]:
 
 
 def _products(target: CachedLM) -> str:
-    """Describe which library computes matrix products, and how long each one takes."""
+    """Name the library that computes matrix products, and give both libraries' times."""
     import torch
 
     from paceline.backend.settings import TIMED_ROWS

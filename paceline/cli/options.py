@@ -76,7 +76,8 @@ def flattened(title: str) -> Parameter:
 def with_known_types(group: type[T]) -> type[T]:
     """Resolve the type annotations that a class inherits from another module.
 
-    cyclopts would look up the names in these annotations in the wrong module, that of the class.
+    Otherwise, cyclopts would look up the names in these annotations in the module of the class,
+    which may not define them.
     """
     group.__init__.__annotations__.update(get_type_hints(group))
     return group

@@ -32,14 +32,14 @@ class TopLogits(NamedTuple):
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Return the device tensors whose CPU copies are the input of `tokens`."""
+        """Return the device tensors to copy to the CPU as the input of `tokens`."""
         return self.columns, self.probs
 
     def rows(self, select: Callable[[Tensor], Tensor]) -> TopLogits:
-        """Return the tokens of some rows.
+        """Return the tokens of selected rows.
 
         Args:
-            select: Function that returns these rows of any tensor [rows, k].
+            select: Function that receives a tensor [rows, k] and returns its selected rows.
         """
         return TopLogits(select(self.columns), select(self.probs), self.vocabulary_ids)
 
@@ -61,7 +61,8 @@ class NodeLogits:
 
     Attributes:
         flat: Logits [rows, vocab].
-        starts: Index of each request's first row: the logits for the token after the newest token.
+        starts: Index of each request's first row, which contains the logits for the token after
+            the newest token.
         counts: Number of rows per request: one for the newest token, and one per draft node.
         states: Hidden states of each row, [rows, 1 + layers, hidden]: the input of the LM head,
             then the inputs of the captured layers. None if no states were captured.

@@ -61,7 +61,8 @@ class Request:
         logprobs: For each token of the answer, if requested: token id -> log-probability, most
             likely first.
         prompt_logprobs: For each prompt token computed so far, a mapping like those in `logprobs`;
-            None for the first token. The attribute is None unless the request asks for the list.
+            None for the first token. The whole attribute is None unless the request asks for these
+            log-probabilities.
         states: The target's hidden states for this request, if its drafter requested them in
             `start`.
         processed: The request's logits processors, created on first use.

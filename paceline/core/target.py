@@ -246,7 +246,7 @@ class Target(Protocol):
         """Drop a request's cache from position `length` onwards."""
 
     def clear_after(self, request: Request) -> None:
-        """Set the part of a request's slot that follows the cached tokens to zero."""
+        """Fill a request's slot with zeros beyond the cached tokens."""
 
     def undo(self, request: Request, length: int) -> None:
         """After a failed step, drop a request's cache beyond its first `length` tokens."""

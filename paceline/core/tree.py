@@ -123,7 +123,7 @@ class DraftTree:
         return path[::-1]
 
     def path_chances(self) -> list[float]:
-        """Return the probability that each node and all its ancestors are accepted."""
+        """Return, for each node, the probability that the target accepts its path."""
         assert self.confidence is not None, "trees with confidence only"
         chances: list[float] = []
         for parent, confidence in zip(self.parents, self.confidence, strict=True):

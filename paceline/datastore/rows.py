@@ -129,7 +129,7 @@ def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bo
         high: Result if no suffix from `low` to `high` - 1 qualifies.
         depth: Number of leading tokens of each suffix to skip in the comparison.
         query: Tokens to compare with.
-        after: Whether the suffix must be greater than the query.
+        after: Whether to skip suffixes that begin with the query.
     Returns:
         The rank, or DAMAGED if a page is damaged.
     """

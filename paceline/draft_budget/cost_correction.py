@@ -15,9 +15,9 @@ class CostCorrection:
     two averages of log(measured / expected): one for steps with drafts, and one for steps without
     drafts. Unlike a `MovingAverage`, both averages start as plain means and limit outliers.
 
-    A step with drafts also moves the average for steps without drafts towards the average for steps
-    with drafts, and vice versa. An average over only a few steps moves faster, because other
-    programs may have disturbed all of these steps.
+    Each step also moves the average for the other kind of step towards the average for its own
+    kind. An average over only a few steps moves faster, because other programs may have disturbed
+    all of these steps.
 
     Args:
         settings: Rates and limits of the averages.

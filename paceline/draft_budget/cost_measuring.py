@@ -79,7 +79,7 @@ class _Timer:
         return _timed(self.stopwatch, self.model, self._texts[text], rows)
 
     def repeat(self, repeats: _Repeats, end: float) -> None:
-        """Repeat forward passes until the shortest times of each row count agree.
+        """Repeat forward passes until the two shortest times of each row count agree.
 
         Args:
             repeats: Durations measured so far, in seconds; this call appends to them.

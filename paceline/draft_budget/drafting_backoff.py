@@ -1,9 +1,11 @@
 """Pause drafters that save no time, and retry them in bursts.
 
 A burst is a short trial. If the requests in a batch can draft separately, only a few of them draft
-at the start of the burst. Once their drafts save time, all requests draft. If the draft budget can
-cut a drafter's trees, the drafter still drafts in most steps. If the budget keeps cutting the trees
-to nothing, the drafter skips more and more steps between two attempts.
+at the start of the burst. Once their drafts save time, all requests draft.
+
+If the draft budget can cut a drafter's trees, the drafter drafts in most steps, without bursts. If
+the budget keeps cutting the trees to nothing, the drafter skips more and more steps between two
+attempts. A drafter that requires a draft model needs bursts even if its trees can be cut.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class DraftBudgetSettings:
         max_correction: Cost correction: maximum factor by which the cost curve is corrected; at
             least 1.
         outlier_steps: Cost correction: number of steps before outliers are limited; at least 1.
-        confirming_steps: Cost correction: number of steps with drafts, and of plain steps, that can
-            confirm a cost curve from disk; at least 1.
+        confirming_steps: Cost correction: number of steps of each kind (with and without drafts)
+            that are needed to confirm a cost curve from disk; at least 1.
         outlier_factor: Cost correction: maximum ratio of an outlier to the expected time; above 1.
         burst_samples: Back-off: number of drafts after which a burst (a short trial of the drafter)
             may end, counted over all steps and requests of the burst; at least 1.
@@ -62,8 +62,8 @@ class DraftBudgetSettings:
             nothing before the drafter skips a step; 0 or more.
         max_rest_steps: Back-off: maximum number of consecutive steps that the drafter skips while
             the budget cuts all its trees to nothing; 0 or more.
-        learning_steps: Back-off: the drafter resumes learning from the target's predictions this
-            number of steps before the next trial; at least 1.
+        learning_steps: Back-off: number of steps before the next trial at which the drafter
+            resumes learning from the target's predictions; at least 1.
         burst_slack: Back-off: number of tokens per request by which a burst may fall short of plain
             decoding before it ends; 0 or more.
         burst_memory: Back-off: factor by which each new step of a burst reduces the weight of the

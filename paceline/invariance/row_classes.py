@@ -97,7 +97,7 @@ def heavy_tailed(
     """Return random rows in which a few columns have much larger values.
 
     Gaussian rows would hide differences between row counts: after rounding to half precision, only
-    one product in thousands would differ.
+    one in several thousand products would differ.
 
     Args:
         count: Number of rows.

@@ -51,9 +51,9 @@ def resolve_exactness(
 
     Args:
         model: The model.
-        setting: True, False or "auto". With "auto" and several threads, batch invariance stays
-            off, because llama.cpp divides a single row (one token) among the threads. Batch
-            invariance would require a second row in each such forward pass.
+        setting: True, False or "auto". With several threads, "auto" keeps batch invariance off:
+            llama.cpp divides the only row of a one-token forward pass among the threads. Batch
+            invariance would require a second row in all these passes.
         threads: Number of CPU threads.
         max_batch: Maximum number of requests per forward pass; None means no limit.
     Raises:

@@ -26,8 +26,8 @@ def penalise(
 
     Args:
         scores: Scores [rows, vocab]. Each row belongs to a root or a node of a draft tree.
-        counts: Number of times that each token occurs in each request's text (prompt and answer),
-            and in the answer alone; from `counts_of`.
+        counts: Result of `counts_of`, which counts each token in each request's text (prompt and
+            answer), and in the answer alone.
         indices: Result of `find_score_indices` for the rows of `scores`.
         on_device: The arrays `owner`, `penalties` and `paths` of `indices`, copied to the device.
         requests: Requests whose scores need adjustments.

@@ -58,7 +58,7 @@ def top_tokens_at(
 
 
 def _found(logits: NodeLogits, count: int) -> TopLogits | None:
-    """Return the top tokens of the forward pass; None if it found another number."""
+    """Return the forward pass's top tokens; None if it did not find `count` per row."""
     found = logits.top
     if found is None or found.columns.shape[-1] != min(count, logits.flat.shape[-1]):
         return None

@@ -120,7 +120,8 @@ def _upload(scores: Tensor, params: Sequence[SamplingParams]) -> list[Tensor]:
     """Copy the sampling parameters to the device of `scores`, each as [batch, 1, 1].
 
     Returns:
-        The temperatures, whether each is below MIN_PLAIN_TEMPERATURE, and the `_SamplingLimits`.
+        The temperatures, a mask of those below MIN_PLAIN_TEMPERATURE, and the values of
+        `_SamplingLimits`.
     """
     vocab = scores.shape[-1]
     floats = np.array(

@@ -1,6 +1,7 @@
-"""Plot a load benchmark: latency against cost, throughput, and random arrivals.
+"""Plot a load benchmark in two or three rows of plots.
 
-Latency against cost is shown as in figures 6 and 7 of the SSSD paper.
+The first row shows latency against cost, as in figures 6 and 7 of the SSSD paper. The second row
+shows throughput. The third row shows the times of answers to requests that arrive at random.
 """
 
 from __future__ import annotations

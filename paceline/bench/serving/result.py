@@ -105,8 +105,8 @@ class LoadFigures:
         throughput: New tokens per second.
         speedup: Throughput divided by the throughput of plain decoding.
         cost: Machine time per token in milliseconds: 1000 / throughput.
-        latency: Mean time per token of one user, including prefill: the number of users times
-            `cost`; None for random arrivals.
+        latency: Mean time per token for one user, including prefill (number of users * `cost`);
+            None for random arrivals.
         first_p50: Median time to the first chunk of an answer.
         first_p99: 99th percentile of the time to the first chunk.
         gap_p50: Median time between chunks.
