@@ -66,7 +66,7 @@ class CpuExpertProducts:
         """Return whether `multiply` is efficient in this thread at the moment.
 
         `multiply` needs a thread team to use several threads. Without a team, callers should
-        compute the experts one by one, because several threads can share each large product.
+        compute the experts one by one, so that several threads can share each large product.
         """
         return torch.get_num_threads() == 1 or TEAM.of_this_thread() is not None
 
@@ -99,7 +99,7 @@ class CpuExpertProducts:
 
 
 class _PartProducts:
-    """Describes the products with one part of the experts' weights to a kernel.
+    """Prepares a kernel's arguments for products with one part of the weights.
 
     Dense weights have one part. Packed weights have one part per packed tensor.
 

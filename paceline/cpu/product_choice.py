@@ -96,7 +96,7 @@ class Trial:
     def experts_are_faster(self) -> bool:
         """Return whether paceline's expert kernels are about as fast as torch, or faster.
 
-        This must be the case at every timed row count.
+        The result is True only if this is the case at every timed row count.
         """
         return all(
             own_seconds < TIE_RATIO * torch_seconds
@@ -201,7 +201,7 @@ def _read(values: dict[str, Any]) -> Trial:
 
 
 def is_large(model: PreTrainedModel) -> bool:
-    """Return whether a model is large enough for timing its products to save time."""
+    """Return whether a model is so large that timing its products saves time."""
     return _are_large(replaceable(model, CPU), experts_of(model))
 
 

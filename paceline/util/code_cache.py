@@ -172,9 +172,10 @@ class CodeCache(FunctionCache):  # type: ignore[misc]
     """Loads and saves the compiled overloads of one function.
 
     An overload is the function compiled for one signature. Stored overloads become outdated when
-    the source of the function's module changes. A change in any module from which it imports
-    functions or constants has the same effect (see `code_sources`). If the folder cannot be read or
-    written, every process compiles the function itself and logs one warning.
+    the source of the function's module changes. They also become outdated when the source changes
+    in a module from which this module imports functions or constants (see `code_sources`). If the
+    folder cannot be read or written, every process compiles the function itself and logs one
+    warning.
 
     Args:
         function: Python function to compile.

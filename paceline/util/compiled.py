@@ -94,7 +94,10 @@ class _Subroutine(CPUDispatcher):  # type: ignore[misc]
 
 
 class _Kernel(CPUDispatcher):  # type: ignore[misc]
-    """Compiles a function once per set of argument types, not per constant argument."""
+    """Compiles a function once per set of argument types.
+
+    Numba would otherwise compile the function again for each constant that compiled code passes.
+    """
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """Resolve a call from compiled code, treating constants as ordinary arguments."""

@@ -74,7 +74,9 @@ def append(path: str | Path, content: bytes) -> None:
 
 
 def require_writable(path: str | Path) -> None:
-    """Check that `write_atomically` can write to a path, without leaving a file.
+    """Check that `write_atomically` can write to a path.
+
+    For a regular file, the check creates and removes a temporary file in the same folder.
 
     Raises:
         ConfigError: The folder does not exist, the path is a folder, or permissions are missing.

@@ -27,7 +27,7 @@ _multiply = avx512_dot.multiply_blocks()
 
 @inlined
 def is_dotted(call: AttentionCall) -> bool:
-    """Return whether to compute the scores of an attention call with this module."""
+    """Return whether this module should compute the scores of an attention call."""
     return _AVAILABLE and call.kind == BFLOAT16 and call.dim * HALF_BYTES % LINE == 0
 
 

@@ -135,10 +135,10 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 
 
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
-    """Emit instructions that compute the numbers of all 16 codes in each of four rows.
+    """Emit instructions that compute the number for each code in each of four rows.
 
-    Each packed number is one of 16 codes. A code represents a different number in each row. The
-    instructions round the numbers to bfloat16, and order them by code and then by row.
+    A packed number is stored as one of 16 codes, which represents a different number in each row.
+    The instructions round the numbers to bfloat16, and order them by code and then by row.
 
     Args:
         builder: LLVM builder.

@@ -33,9 +33,9 @@ _FOUR, _EIGHT = (ir.VectorType(WORD, count) for count in (4, _PARTS))
 
 
 def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
-    """Emit instructions that move the same factor of four blocks to adjacent lanes.
+    """Emit instructions that transpose the factors (scales or minimums) of blocks.
 
-    A factor is a scale or a minimum. The instructions transpose the vectors of four blocks. For
+    After the transposition of four blocks, adjacent lanes contain corresponding factors. For
     example, for blocks a, b, c and d:
 
         before: a0 a1 a2 ...    b0 b1 b2 ...    c0 c1 c2 ...    d0 d1 d2 ...

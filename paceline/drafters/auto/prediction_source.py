@@ -13,7 +13,7 @@ _SETTINGS = PredictionSourceSettings()
 
 
 class PredictionSource:
-    """Proposes the tokens that follow the answer so far in the caller's prediction."""
+    """Proposes the tokens with which the caller's prediction continues the answer."""
 
     def __init__(self) -> None:
         self._positions: dict[int, PredictedPosition] = {}  # by request

@@ -48,7 +48,7 @@ class OtherTokenizerDrafter(Drafter):
 
     @classmethod
     def build(cls, options: DraftModelOptions, draft: CachedLM) -> Drafter:
-        """Build the drafter; without `other_tokenizer`, build a `DraftModel` instead."""
+        """Build the drafter, or a `DraftModel` if the option `other_tokenizer` is off."""
         return cls(options, draft) if options.other_tokenizer else DraftModel(options, draft)
 
     @property

@@ -276,8 +276,8 @@ class Ouroboros(Drafter):
     def _propose_tree(self, request: Request, shadow: PhraseSequence, limit: int) -> Proposal:
         """Build a request's proposal: a draft tree that contains the drafted chain.
 
-        The tree also contains phrases after the chain (suffixes). With `max_branches`, it contains
-        alternatives to the chain's tokens, and phrases after the root.
+        The tree also contains phrases after the chain (suffixes). If `max_branches` is above 0, it
+        also contains alternatives to the chain's tokens, and phrases after the root.
         """
         options = self._options
         builder = ProposalBuilder(

@@ -42,7 +42,8 @@ class Chain:
         draws: Whether tokens are sampled, so that verification needs their distributions.
         end_ids: Token ids that end the draft.
         tokens: Draft tokens.
-        probs: Distribution from which each token was sampled, [vocab]; empty unless `draws`.
+        probs: Distribution from which each token was sampled, [vocab]; empty if `draws` is
+            false.
         confidences: Confidence of each token according to a `ThresholdRule`.
         draft_confidence: Confidence of the whole draft according to a `ThresholdRule`.
         drawn: Statistics of each token, if the length rule records them.

@@ -235,8 +235,8 @@ def _find(counts: SuccessorCounts, token: int, num_tokens: int) -> tuple[int, in
 def is_hopeless(counts: SuccessorCounts, which: int, num_tokens: int) -> bool:
     """Return whether a token is so unlikely that scoring it can be skipped.
 
-    A token is skipped if the node has many next tokens, and this token's only match is short, at
-    least two tokens shorter than the node's longest match.
+    A token is skipped if the node has many next tokens, and if the token's only match is at least
+    two tokens shorter than the node's longest match.
     """
     token, node = counts.tokens[which], counts.node[0]
     if num_tokens <= MANY_TOKENS or token.pointers > 1 or token.votes > 0:

@@ -1,8 +1,8 @@
 """Define the settings of the `sssd` drafter.
 
-docs/development/design-notes.md lists the number of tokens per step with these values. This number
-was measured on recorded answers from three models (chat, maths and class completion) and from
-SmolLM2-135M-Instruct.
+The values were chosen by replaying recorded answers of four models: SmolLM2-135M-Instruct, and the
+three models that the module `calibration` mentions. The page docs/development/design-notes.md lists
+the number of tokens per step for several tree sizes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Train an acceptance head on recordings (Huang et al. 2024, section 3.3).
 
 The loss is weighted binary cross-entropy, and the optimiser is AdamW. There are two differences
-from the paper. First, the weight of rejections makes the raw head predict too many rejections.
-Training therefore fits a scale and a shift of the head's logit to development prompts, with equal
-weights for rejections and acceptances (Platt 1999). Second, the last layer starts as a logistic
-regression on scalars that are computed from the draft distribution.
+from the paper. First, a scale and a shift of the head's logit are fitted to development prompts,
+with equal weights for rejections and acceptances (Platt 1999). Without this calibration, the head
+would predict too many rejections, because they have a higher weight in the loss (`reject_weight`).
+Second, the last layer starts as a logistic regression on scalars that are computed from the draft
+distribution.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ def _attend_tile(
         call: Arguments of the attention call.
         tile: Tile of queries.
         space: Working memory of the thread.
-        common_steps: Output array for the number of steps that all queries of each block see,
-            [blocks].
+        common_steps: Output array, [blocks]. It receives, for each block, the number of steps that
+            all queries of the block see.
     """
     clear(space.zeros, call.value_dim * HALF_BYTES)
     max_steps, block, i = 0, 0, 0
