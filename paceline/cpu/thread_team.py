@@ -124,7 +124,7 @@ class TeamJob:
         self._free_records.append(record)
 
     def share(self, arguments: int, helpers: int, small: bool = False) -> None:
-        """Run all tasks of the job, like `run`, with a record that the caller owns.
+        """Run all tasks of the job like `run`, but read a record that the caller owns.
 
         Args:
             arguments: Address of the argument record.

@@ -1,4 +1,4 @@
-"""Run the batch-invariant attention kernels on tensors, with torch's thread count."""
+"""Run batch-invariant attention kernels on tensors, in as many threads as torch."""
 
 from __future__ import annotations
 

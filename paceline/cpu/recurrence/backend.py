@@ -1,4 +1,4 @@
-"""Run the compiled recurrences on tensors, with torch's thread count."""
+"""Run the compiled recurrences on tensors, in as many threads as torch."""
 
 from __future__ import annotations
 

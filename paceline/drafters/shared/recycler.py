@@ -54,7 +54,7 @@ class Recycler:
     Attributes:
         table: Cached distributions.
         calibration: Measured acceptance rates by source.
-        pool_file: File at `pool_path`; None without a path.
+        pool_file: File at `pool_path`; None if `pool_path` is None.
     Raises:
         ConfigError: The file is damaged or invalid, or its folder does not exist.
     """

@@ -124,7 +124,7 @@ class FileKind:
     help: str
 
     def to_bytes(self, arrays: Arrays, **head: str) -> bytes:
-        """Encode arrays in this format, with the entries `head` added to the header."""
+        """Encode arrays in this format, and add the entries `head` to the header."""
         full = {"kind": self.name, "version": self.version, **head}
         content: bytes = save(arrays, {**full, "sha256": _digest(full, arrays)})
         return content

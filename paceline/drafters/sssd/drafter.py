@@ -1,8 +1,8 @@
 """SSSD: draft a tree of the most likely tokens from the request and a datastore.
 
 Marzollo et al. 2024, "SSSD: Simply-Scalable Speculative Decoding". `fusion=paper` uses the paper's
-sources and fixed weights. `fusion=calibrated` predicts the probability of each token from the
-match statistics of both sources (`features`). It also searches the engine's recent answers.
+sources and fixed weights. `fusion=calibrated` also searches the engine's recent answers, and
+predicts the probability of each token from match statistics of all sources (`features`).
 
 The modules of this package do the following:
 
@@ -200,7 +200,7 @@ class Sssd(Drafter):
             )
 
     def _storable(self, token_ids: list[int]) -> list[int]:
-        """Return the tokens before the first one outside the datastore's vocabulary."""
+        """Return the leading tokens that are in the datastore's vocabulary."""
         if (
             self._store is None
             or self._learning is not self._store

@@ -48,7 +48,7 @@ class TargetAnswers:
 def find_answers(
     config: RecordConfig, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: Any
 ) -> TargetAnswers:
-    """Return the prompts, with answers from the configured file or the target.
+    """Return the prompts and the target's answers, which may come from a file.
 
     Args:
         config: Settings of the recording.

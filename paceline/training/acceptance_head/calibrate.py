@@ -39,8 +39,8 @@ def calibrate(
     """Measure the cost of each stopping threshold, and store the costs in the head.
 
     The cost consists of target forward passes and discarded draft tokens, both per generated token.
-    The function decodes the head's development prompts with each threshold, without a draft budget,
-    which would adapt the drafts to the speed of this machine.
+    The function decodes the head's development prompts with each threshold. The draft budget is
+    off, because it would adapt the drafts to the speed of this machine.
 
     Args:
         head: Acceptance head to measure.
@@ -49,7 +49,7 @@ def calibrate(
         draft: Draft model of the head.
         limit: Maximum number of prompts from each recording, chosen to cover all prompt lengths; 0
             (default) uses all prompts.
-        thresholds: Stopping thresholds to measure: acceptance probabilities from 0 to 1.
+        thresholds: Stopping thresholds to measure: rejection probabilities above 0 and below 1.
         progress: Whether to show a progress bar.
     Returns:
         A copy of the head with the measured costs.

@@ -51,7 +51,7 @@ class DraftData:
     def split(
         answers: Sequence[TextChunk], texts: Sequence[TextChunk], config: DraftTraining
     ) -> DraftData:
-        """Hold out every n-th answer for validation, with n = `config.held_out`.
+        """Hold out every n-th answer for validation, where n is `config.held_out`.
 
         Args:
             answers: Answers of the target.
