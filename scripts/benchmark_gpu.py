@@ -227,8 +227,9 @@ def _line(cells: Iterable[object]) -> str:
 
 
 def _singular(key: str) -> str:
-    """Return a measurement's name in which a noun after 1 is singular."""
-    return re.sub(r"\b1 (row|request|column)s\b", r"1 \1", key)
+    """Return a measurement's name for a table, in which a noun after 1 is singular."""
+    name = key.replace(" columns", " query tokens")
+    return re.sub(r"\b1 (row|request|query token)s\b", r"1 \1", name)
 
 
 def _number(value: float | None) -> str:

@@ -39,7 +39,7 @@ def llama_cpp_costs() -> str:
     commit, move = content["bookkeeping_ms"].values()
     answers = content["answers"]
     ratios = ", and ".join(
-        f"{_span(each.values())} with batch size {batch}"
+        f"{_span(each.values())} times as long with batch size {batch}"
         for batch, each in answers["seconds"].items()
     )
     setup = (
@@ -50,8 +50,8 @@ def llama_cpp_costs() -> str:
         f" the cache takes {move:.1f} ms.\n\n"
         "Three runs on a busy machine compared the processor time of `auto` and of plain decoding."
         f" In each run, the model generated {answers['prompts']} answers of {answers['tokens']}"
-        " tokens. Half of the prompts asked for repetitive text. The processor time of `auto`,"
-        f" divided by that of plain decoding, was {ratios}."
+        " tokens. Half of the prompts asked for repetitive text. Compared with plain decoding,"
+        f" the processor time of `auto` was {ratios}."
     )
     return "\n".join([*lines, "", setup])
 

@@ -10,7 +10,7 @@ _NAME = "model-survey"
 _OUTCOMES = {
     "trees": "drafts verified as trees, one forward pass for a batch",
     "chains": "drafts verified as chains, one forward pass per request",
-    "uncached": "same answers as without a KV cache, but not as `generate`",
+    "uncached": "answers equal those without a KV cache, but not those of `generate`",
     "refused": "rejected",
     "wrong": "answers differ",
     "not built": "not tested",
@@ -67,8 +67,8 @@ def recurrence_times() -> str:
             lines.append(f"| {name} | {way} | {times['one_token_ms']:.0f} ms | {ratios} |")
     setup = (
         "The column *1 token* shows the CPU time of a forward pass over one token. The other"
-        " columns show CPU times relative to this column. The models have 8 layers, as wide as"
-        " the layers of a model with 0.8 billion parameters. The models ran in"
+        " columns show CPU times divided by the time for one token. The models have 8 layers, as"
+        " wide as the layers of a model with 0.8 billion parameters. The models ran in"
         f" {content['dtype']} on one thread of an {content['processor']} processor. In the"
         " rows *paceline*, paceline's kernels computed the matrix products as well."
     )
@@ -87,7 +87,7 @@ def hybrid_speed() -> str:
         plain, drafted = times["none"][run], times["auto"][run]
         lines.append(f"| {run + 1} | {plain:.1f} | {drafted:.1f} | {ratio:.2f}x |")
     setup = (
-        "CPU time of LFM2 with 8 layers of width 1024"
+        "The times are CPU times of LFM2 with 8 layers of width 1024"
         f" ({content['parameters'] / 1e6:.0f} M parameters), in {content['dtype']} on one thread of"
         f" an {content['processor']} processor. For this test, the model was"
         f" trained at width 128 to repeat such lines, and was then enlarged. Each run uses 12 new"

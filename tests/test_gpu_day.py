@@ -114,7 +114,7 @@ def check_tables(command: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "| float32 | paceline, sampled | 4 of 4 |" in tables.exactness()
     assert "context 32, 4 rows" in tables.forward()
     assert "context 32, 8 requests, 3 rows each" in tables.graph()
-    assert "64 keys, mask bool, 4 columns" in tables.attention()
+    assert "64 keys, mask bool, 4 query tokens" in tables.attention()
 
 
 def test_a_second_run_repeats_only_what_failed(

@@ -146,8 +146,8 @@ class Settings:
         max_stored_responses: Maximum number of answers from /v1/responses that later requests may
             continue; at least 0. The server drops the oldest answers first.
         ignore_generation_config: Ignore the sampling defaults in the model's
-            generation_config.json. Without these defaults, a request that omits temperature, top_k,
-            top_p, min_p or repetition_penalty runs without that option.
+            generation_config.json. Without them, temperature defaults to 1, and top_k,
+            top_p, min_p and repetition_penalty are off by default.
 
     Raises:
         ConfigError: A value is out of range.

@@ -70,8 +70,8 @@ def table_1(study: MatchStudy | None) -> Table:
             f"{task.task} {task.verifications} ({task.rejected})" for task in study.tasks
         )
         notes.append(
-            f"Prompts answered: {study.prompts}. Verifications per task (in parentheses:"
-            f" those that rejected a token): {verified or 'none'}."
+            f"Prompts answered: {study.prompts}. Verifications per task, with the number"
+            f" that rejected a token in parentheses: {verified or 'none'}."
         )
     title = f"Table 1: accepted and matching tokens out of {MATCH_GAMMA} draft tokens"
     return Table.of(title, ["per verification", *means], rows, notes, ".1f")
@@ -179,9 +179,9 @@ def table_4(result: OuroborosResult) -> Table:
         " parentheses is CN, scaled to the number of prompts per task in this run.",
         "Each order of the prompts was measured in a separate run. Two drafters with default"
         " options answered each prompt in turn, one with a cold pool and one with a warm pool."
-        " speed-up: tokens/s relative to the cold drafter in the same run. In the paper's columns,"
-        " the shuffled run is compared with the shuffled cold run, and every other run with the"
-        " cold run for CN = 20.",
+        " speed-up: tokens/s relative to the cold drafter in the same run. In the paper, the"
+        " baseline of the shuffled run is the shuffled cold run, and the baseline of every other"
+        " run is the cold run with CN = 20.",
     )
     return Table.of(
         "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes

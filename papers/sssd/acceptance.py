@@ -57,8 +57,8 @@ def figure_4a(result: SssdResult) -> Table:
         " only the last 4 tokens of the request, and searches for them in the datastore"
         f" ({result.store_tokens:,} tokens). window: the drafter sees the same 4 tokens and has no"
         " datastore.",
-        "Columns labelled \"paper's\" use the paper's fixed weights; the others use the calibrated"
-        " fusion.",
+        "Columns labelled \"paper's\" use the paper's fixed weights; the others use"
+        " paceline's fitted weights.",
         "sum: the tokens accepted with the request as the only source, plus those accepted with the"
         " datastore as the only source, plus the bonus token. In the paper, a drafter with both"
         " sources generates nearly as many tokens per step as this sum.",
@@ -173,7 +173,7 @@ def figure_5(result: SssdResult) -> Table:
         *(
             []
             if len(vocabularies.sizes) > 1
-            else [f"For a second vocabulary, install mistral-common: {install_command('replay')}."]
+            else [f"To add the vocabulary of mistral-common, run {install_command('replay')}."]
         ),
         note,
     )

@@ -92,8 +92,8 @@ class TrainConfig(TrainingSettings):
         depth: Number of residual blocks, from 0 to 4 (the paper's D).
         reject_weight: Weight of rejected tokens in the loss (the paper's w_rej), relative to
             accepted tokens; above 0.
-        scalars: Whether the last layer also uses scalars computed from the draft distribution; not
-            in the paper.
+        scalars: Whether the last layer also uses scalars computed from the draft distribution,
+            unlike in the paper.
         epochs: Number of passes over the recordings; at least 1.
         weight_decay: Weight decay of AdamW; at least 0.
         warmup: Share of the steps during which the learning rate increases.
