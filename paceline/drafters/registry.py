@@ -173,7 +173,7 @@ _OWN = (
         "state_head",
         ".drafter:StateHeadDrafter",
         ".options:StateHeadOptions",
-        "a published head drafts from the target's hidden states (EAGLE-3, DFlash, MTP)",
+        "a published head (EAGLE-3, DFlash or MTP) drafts from the target's hidden states",
         "trained",
     ),
     _own(
@@ -193,7 +193,7 @@ _OWN = (
         "jacobi",
         ":Jacobi",
         ":JacobiOptions",
-        "the target refines a guess of the rest of the answer, or of its next block",
+        "the target refines a guess of the rest of the answer, or only of the next block",
     ),
     _own(
         "lookahead",
@@ -212,7 +212,7 @@ _OWN = (
         ".drafter:Auto",
         ".options:AutoOptions",
         "a draft tree with tokens from retrieval, from the target's predictions and hidden state,"
-        " and from any draft model",
+        " and from a draft model if there is one",
         "draft_model_if_given",
     ),
     _own(

@@ -103,7 +103,7 @@ def _fit_note(measured: list[CompressionPoint], law: ScalingLaw | None) -> str:
         "The scaling law (equations 5 to 7) is S = (f - 1 + E) / f, where E is the expected number"
         " of tokens in a step with good guesses. The fit to the measured points yields the"
         f" acceptance rate alpha = {law.alpha:.3f} and the constant f = {law.f:.3f}: on average,"
-        " one step in f has good guesses."
+        " one in every f steps has good guesses."
         f" The root-mean-square error of the step compression S is {law.residual(measured):.3f}"
         f" over {len(measured)} points with S from {min(values):.2f} to {max(values):.2f}. As in"
         " the paper, the prompt is not in the n-gram pool."

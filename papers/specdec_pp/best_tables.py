@@ -50,8 +50,9 @@ def table_1_measured(result: SpecDecResult) -> Table:
     notes = (
         "Each row compares the fastest setting of SpecDec with the fastest setting of SpecDec++,"
         f" by measured tokens/s. {SPEEDUP}",
-        "gain: tokens/s relative to the best fixed K. The CPU gain is the same ratio in processor"
-        " time. Other jobs on the machine affect processor time less than elapsed time.",
+        "gain: tokens/s relative to the best fixed K. The CPU gain is the same ratio, computed"
+        " from processor time. Other jobs on the machine affect processor time less than elapsed"
+        " time.",
         *(
             ()
             if any(pick.auto for pick in measured)

@@ -28,9 +28,9 @@ class DraftModelOptions:
 
     Attributes:
         max_draft_tokens: K, maximum number of tokens drafted per step; at least 1. Defaults to no
-            fixed limit, or to 5 with stop_rule=heuristic. Without a fixed limit, the draft grows as
-            long as the draft model is confident, up to 24 tokens (3 in a batch of 8). With
-            stop_rule=heuristic, K is the maximum length of the first draft.
+            fixed limit, or to 5 with stop_rule=heuristic. Without a fixed limit, the draft grows
+            while the draft model is confident, up to 24 tokens, or up to 3 tokens in a batch of 8.
+            With stop_rule=heuristic, K is the maximum length of the first draft.
         stop_rule: Rule that ends a chain. "product" uses the product of the draft model's highest
             probabilities, "confidence" uses the probability of the newest token, and "entropy" uses
             the entropy of its distribution. "heuristic" makes the next draft longer if the target
@@ -45,9 +45,9 @@ class DraftModelOptions:
         use_prompt_lookup: Speed up the draft model itself with prompt lookup. Defaults to true, or
             to false if max_draft_tokens is set or stop_rule is changed.
         budget: Verify only the nodes that are expected to save time. The drafter pauses while it is
-            slower than plain decoding. The budget never shortens sampled drafts, because they
-            affect the text. Defaults to true, or to false if max_draft_tokens is set or stop_rule
-            is changed.
+            slower than plain decoding. The budget never shortens sampled drafts, because shorter
+            drafts would change the text. Defaults to true, or to false if max_draft_tokens is set
+            or stop_rule is changed.
         verification: Verification method for sampled requests. "reject" is rejection sampling, as
             in the papers. "traverse" starts at the last draft token and accepts more tokens than
             "reject". With "follow", the draft model uses the same random noise as the target.
@@ -143,7 +143,7 @@ class DraftModelOptions:
     def adapts_length(self) -> bool:
         """Return whether `max_draft_tokens` and `stop_rule` both have their defaults.
 
-        The draft then grows as long as the draft model is confident. The requests of a batch share
-        one limit on the number of nodes.
+        The draft then grows while the draft model is confident. The requests of a batch share one
+        limit on the number of nodes.
         """
         return self.max_draft_tokens is None and self.stop_rule == "product"

@@ -20,8 +20,9 @@ class OuroborosOptions:
             a draft is not truncated, so the draft can be longer than gamma.
         window: W, number of columns in the draft model's lookahead window; at least 1, default 2.
         ngram: N, number of tokens in a phrase, including its key; at least 2, default 6.
-        suffixes: K, maximum number of phrases verified after the draft; default 3. The target also
-            verifies up to K phrases that follow the newest token.
+        suffixes: K, maximum number of phrases that continue the draft; default 3. Unless
+            max_branches=0, the tree also contains up to K phrases that follow the newest token, as
+            alternatives to the draft.
         max_branches: Maximum number of the draft model's alternatives to verify alongside the
             draft; default 4. With max_branches=0, the tree has no alternatives, as in the paper.
         inspiration: Nodes whose predictions are added to the pool. "every" uses the target's

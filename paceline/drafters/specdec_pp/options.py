@@ -18,9 +18,9 @@ class SpecDecPPOptions:
     Attributes:
         head: Folder of the acceptance head. Defaults to the head for the built-in draft model.
         threshold: Drafting stops once the probability of a rejection exceeds this threshold; above
-            0 and below 1. "auto" picks the fastest threshold from measured times and from the
-            threshold costs that `paceline head calibrate` stores with the head. Defaults to "auto"
-            after `paceline head calibrate`, otherwise to 0.7.
+            0 and below 1. "auto" selects the threshold that is expected to be fastest, based on
+            measured times and on the threshold costs that `paceline head calibrate` stores with the
+            head. Defaults to "auto" after `paceline head calibrate`, otherwise to 0.7.
         min_draft_tokens: Minimum number of tokens drafted per step; at least 1, default 2.
         max_draft_tokens: Maximum number of tokens drafted per step; default 20.
         count_undecided: Include the newest draft token in the rejection probability. The draft
@@ -29,7 +29,7 @@ class SpecDecPPOptions:
         use_prompt_lookup: Speed up the draft model itself with prompt lookup; default false.
         budget: Verify only the nodes that are expected to save time. The acceptance head estimates
             each node's acceptance probability. The budget never shortens sampled drafts, because
-            they affect the text. Defaults to true.
+            shorter drafts would change the text. Defaults to true.
         second_choices: Also propose the draft model's most likely alternative to each draft token.
             If the draft token is wrong and the alternative is correct, the target accepts the
             alternative. With budget=false, second_choices has no effect. Defaults to true.

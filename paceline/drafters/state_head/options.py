@@ -18,8 +18,8 @@ class StateHeadOptions:
         max_depth: Maximum depth of the draft tree, in tokens; at least 1, default 8.
         branch_threshold: Draft alternative tokens only if their path probability reaches this
             number; from 0 to 1. With branch_threshold=1, drafts are chains. Defaults to 0.06.
-        stop_threshold: Minimum sum of the newest nodes' path probabilities at which drafting
-            continues; from 0 to 1, default 0.5. With 0, only `max_depth` limits the tree.
+        stop_threshold: Sum of the newest nodes' path probabilities below which drafting stops; from
+            0 to 1, default 0.5. With 0, only `max_depth` limits the tree.
         budget: Verify only the nodes that are expected to save time; default true.
     """
 
