@@ -217,9 +217,9 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         " the same discard rate; mean over the compared settings. discards: discarded tokens with"
         " the head, divided by those with the other rule for the same number of target forward"
         " passes; mean over the settings. latency gain: the lowest latency with the other rule,"
-        " divided by the lowest latency with the head. The latencies are calculated with the paper's equation 2.3"
-        " and the paper's ratio of times: a target forward pass takes as long as"
-        f" {PAPER_RATIO:.1f} draft forward passes.",
+        " divided by the lowest latency with the head. The latencies are calculated with the"
+        " paper's equation 2.3 and the paper's ratio of times: a target forward pass takes as long"
+        f" as {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of(
