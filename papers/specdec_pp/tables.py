@@ -109,17 +109,18 @@ def table_2(result: SpecDecResult) -> Table:
             )
         )
     notes = [
-        "Milliseconds per forward pass: T = t_draft N_draft + t_target N_target (Eq. 2.1),"
-        " fitted by least squares to the time T of each answer. The fit includes the forward"
-        " passes over the prompts. R2: share of the variance in answer times explained by the fit."
-        " cpu: the same fit, but to processor time instead of elapsed time.",
+        "The columns t_draft and t_target show milliseconds per forward pass, from a least-squares"
+        " fit of T = t_draft N_draft + t_target N_target (Eq. 2.1) to the time T of each answer."
+        " The fit includes the forward passes over the prompts. R2: share of the variance in answer"
+        " times explained by the fit. cpu: the same fit, but to processor time instead of elapsed"
+        " time.",
         "The paper's columns show means over the paper's data sets. The authors measured Llama-2"
         " 7B and 70B on two A100 GPUs. All R2 values in the paper are at least 0.98.",
     ]
     if result.pair_times is not None:
         draft, target = result.pair_times
         notes.append(
-            'Equation 2.3 of the paper uses the times in the row "both together":'
+            'The speeds by Eq. 2.3 are calculated with the times in the row "both together":'
             f" {1e3 * draft:.2f} ms for a draft forward pass and {1e3 * target:.2f} ms for a target"
             " forward pass."
             f" A target forward pass takes {target / draft:.1f} times as long as a draft forward"
