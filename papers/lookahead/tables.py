@@ -89,7 +89,7 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
             " the pool. The scaling law accounts for neither."
         )
         notes += [result.figure.equality()] if result.figure else []
-    title = f"Figure 4: S as a function of W = G, measured (fitted), with {steps}"
+    title = f"Figure 4: S as a function of W = G, measured (in brackets: fitted), with {steps}"
     return Table.of(
         title, ["", *(Column(f"W = {window}", form) for window in windows)], rows, notes
     )
