@@ -88,7 +88,7 @@ class LLM(ChatFacade):
         unpack: Whether a GGUF file is converted to a bfloat16 checkpoint in the cache. If False,
             paceline computes directly with the packed weights in the file, in bfloat16 on a CPU.
             The answers equal those of the converted model. Default: False if the processor has
-            bfloat16 instructions (AVX512_BF16 or AMX).
+            bfloat16 instructions (AVX512_BF16 or AMX), otherwise True.
         weights: Format into which paceline packs the weights of a safetensors checkpoint: "q8_0"
             or "q4_k". Packed weights require a CPU. Packing changes the model: answers equal those
             of plain decoding with the packed model. Default: the weights are not packed.
@@ -260,8 +260,8 @@ def _prepare(
     """Check the drafter and the ranks before loading the model, which is slow.
 
     Returns:
-        The ranks, the drafter and the device. If the drafter needs the draft model, its spec is
-        returned instead.
+        The ranks, the drafter and the device. A drafter that needs the draft model is returned
+        as a spec.
     """
     if not isinstance(drafter, str | Drafter):
         raise ConfigError(

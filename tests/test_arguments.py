@@ -247,7 +247,7 @@ FAULTS: dict[str, tuple[Callable[[Sequence[Request]], Any], str]] = {
     ),
     "lists for distributions": (
         tree([3], [-1], probs=[[0.1] * 256]),
-        r"probs .*; each is a tensor \[256\]",
+        r"probs .*; each must be a tensor \[256\]",
     ),
     "an added token": (
         lambda requests: [DraftTree([], [])] * len(requests[0].token_ids.__iadd__([3])[:1]),

@@ -13,7 +13,7 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 class PathTable:
     """Stores `Paths` in a table of constant size, for one type of attention layer.
 
-    `Paths` list the cache positions of the keys that each query sees.
+    A `Paths` object lists the cache positions of the keys that each query sees.
 
     Args:
         queries: Maximum number of queries.
@@ -33,9 +33,9 @@ class PathTable:
         return 4 * self._tiles + self._queries * (3 + PATH_WIDTH)
 
     def paths(self, table: Tensor) -> dict[int, Paths]:
-        """Return a dictionary with the `Paths` (each query's visible keys) in a table.
+        """Return the `Paths` for a table, in a dictionary with a single entry.
 
-        The only key of the dictionary is the number of columns (tokens) per tile of queries.
+        The key of the entry is the number of columns (tokens) per tile of queries.
 
         Args:
             table: Table on the device, int32 [size]. `fill` writes the values on the host, and the

@@ -81,8 +81,8 @@ def _attend(
 def _grouped_mask(masks: GroupedMasks, mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     """Return the additive mask for all query heads of a key head.
 
-    The function computes this mask once per forward pass. From a Boolean mask, SDPA would compute
-    an additive mask in every layer.
+    The function computes this mask once per forward pass. Given a Boolean mask, SDPA would
+    compute the additive mask again in every layer.
 
     Args:
         masks: Masks computed so far in this forward pass; the function adds each new mask.

@@ -49,7 +49,7 @@ COMBINE_WARPS = 4
 # Maximum number of float32 values in the partial sums of a launch.
 MAX_PARTIAL_SUMS = 1 << 26
 
-# Number of values of which every head size and stride that the kernel reads is a multiple.
+# Every head size and stride that the kernel reads is a multiple of this number of values.
 ALIGNMENT = 16
 
 

@@ -124,7 +124,7 @@ def attend_split(
 
 @triton.jit
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
-    """Return the number of key blocks that all queries share, and of all key blocks.
+    """Return how many key blocks all queries share, and how many there are in total.
 
     The shared blocks come first, and are at the same cache positions for all queries. The program
     reads each shared block only once. The program reads every other block once per column.

@@ -70,7 +70,7 @@ class StepRunner:
             return self._decode(group) if handles else []
         except BaseException as error:
             self._lifecycle.fail(handles, error)
-            # If there is no group, no request has ended, and the same error would recur forever.
+            # Without a group, the error ends no request, and would recur in every step.
             if not isinstance(error, Exception) or not handles:
                 raise
             return []
@@ -123,8 +123,8 @@ class StepRunner:
         the head first.
 
         Returns:
-            The batches whose drafters raised no error. For each of the other batches, a result with
-            the error.
+            The batches whose drafters raised no error, and a result with the error for each of the
+            other batches.
         """
         if self._draft_heads is None:
             return batches, []

@@ -35,7 +35,7 @@ class CacheSize(NamedTuple):
     def raised_to(self, needed: CacheSize) -> CacheSize:
         """Return a size that is at least `needed`.
 
-        A number that is too small is raised to twice the needed number.
+        If the number of slots or positions is too small, it becomes twice the needed number.
         """
         return CacheSize(
             *(own if own >= least else 2 * least for own, least in zip(self, needed, strict=True))

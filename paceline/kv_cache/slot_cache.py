@@ -272,7 +272,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         Args:
             slots: Slot of each row, [rows, 1].
             source: Source positions, [rows, m], ascending.
-            target: Target positions, [rows, m], ascending; none is greater than its source.
+            target: Target positions, [rows, m], ascending; each is at most its source position.
         """
         if self._mover is None:
             blocks = list(self.blocks)

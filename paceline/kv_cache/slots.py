@@ -102,11 +102,11 @@ class Slots:
         self._set_states(request, other.cached)
 
     def _set_states(self, request: Request, length: int) -> None:
-        """Restore the recurrent states that a slot had after `request.cached` tokens.
+        """Set a slot's recurrent states to those after `request.cached` tokens.
 
         Args:
             request: Request that has the slot.
-            length: Number of tokens after which the slot's states are valid.
+            length: Number of tokens that the slot's current states cover.
         """
         if self._cache.state_layers and request.cached != length:
             self.checkpoints.restore(request, request.cached)

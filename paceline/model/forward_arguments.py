@@ -13,7 +13,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """Names of the KV-cache argument.
 
-transformers 5.24 renamed the others to the first. The third belongs to Mamba models.
+transformers uses the first name from version 5.24 on. Earlier versions use the third name for Mamba
+models, and the second name for all other models.
 """
 
 

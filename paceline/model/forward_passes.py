@@ -102,8 +102,8 @@ class ForwardPasses(CachedRequests):
             reduced_logits: Whether to return only the logits of the reduced vocabulary, in the
                 order in which `kept_ids` lists them. The option has no effect without a reduced
                 vocabulary. Default False.
-            num_top: Number of most likely tokens per row that a forward pass with a fixed shape
-                also finds; 0 for none. Other forward passes ignore it.
+            num_top: Number of most likely tokens to find per row; 0 for none. Only a forward pass
+                with a fixed shape finds them.
         Returns:
             For each request, the logits after its last pending token and after each node. If the
             request asks for `prompt_logprobs`, the logits that score prompt tokens come first.

@@ -37,7 +37,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-_INFINITE = 1e29  # a factor from here on disables the rotation
+_INFINITE = 1e29  # factors of at least this size disable the rotation
 _TOLERANCE = 1e-3  # of frequency factors, which converters compute in float32
 
 # Returns the numbers of a tensor in the file, or None if the file lacks the tensor.
@@ -82,14 +82,16 @@ def set_rope_scaling(config: Any, metadata: Mapping[str, Any], read: ReadVector)
 
 
 def _set_proportional(parameters: dict[str, Any], factors: NDArray[np.float32]) -> None:
-    """Set the fraction of every head that is rotated, as in Gemma 4.
+    """Set the fraction of each head's dimensions that is rotated, as in Gemma 4.
 
     Raises:
         UnsupportedContent: The factors also scale frequencies.
     """
     rotated = factors == 1.0
     if not np.all(rotated | (factors >= _INFINITE)):
-        raise gguf.UnsupportedContent("rotary frequency factors in a model that rotates a share")
+        raise gguf.UnsupportedContent(
+            "rotary frequency factors in a model that rotates only a part of each head"
+        )
     parameters["partial_rotary_factor"] = float(rotated.mean())
 
 

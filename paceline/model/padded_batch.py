@@ -53,7 +53,7 @@ class PaddedBatch(NamedTuple):
 
     @property
     def scored(self) -> int:
-        """Number of columns with logits that precede the newest pending token."""
+        """Number of columns that have logits and precede the newest pending token."""
         return self.num_logit_columns - self.width - 1
 
     @property

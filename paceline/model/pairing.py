@@ -106,9 +106,9 @@ def shared_vocabulary(
     # An EAGLE-style draft model was trained on the target's own ids.
     if target_rows != draft_rows and not padded and not uses_target_states(draft):
         raise ConfigError(
-            f"draft model: got a vocabulary of {draft_rows} tokens; expected {target_rows}, the"
-            " target's, or the same tokenizer with different padding, which requires both"
-            f" tokenizers to be known. {_HELP}"
+            f"draft model: got a vocabulary of {draft_rows} tokens; expected {target_rows}, as in"
+            " the target. The sizes may differ only by padding, and only if the tokenizers are"
+            f" known. {_HELP}"
         )
     embedding: Any = draft.get_input_embeddings()
     return SharedVocabulary(

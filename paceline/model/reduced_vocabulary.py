@@ -97,8 +97,8 @@ def keep_tokens(model: PreTrainedModel, token_ids: Sequence[int]) -> None:
         or head.weight.dtype.itemsize < 2
     ):
         raise ConfigError(
-            f"kept tokens: got {type(model).__name__}, which has no plain LM head; expected one to"
-            f" reduce. Delete the file {FILE}."
+            f"kept tokens: got {type(model).__name__}, which has no plain LM head; only a plain"
+            f" one can be reduced. Delete the file {FILE}."
         )
     model.set_output_embeddings(ReducedLMHead(head, torch.tensor(sorted(token_ids))))
 
@@ -143,14 +143,14 @@ def read_kept(folder: str | Path, vocab_size: int) -> list[int] | None:
         sound = False
     if not sound:
         raise ConfigError(
-            f"kept tokens {str(path)!r}: got a damaged file; expected it as it was written. Fetch"
-            " it again, or delete it: the draft then has its whole vocabulary."
+            f"kept tokens {str(path)!r}: got a damaged file; expected an intact one. Fetch it"
+            " again; or delete it, and the draft model uses its whole vocabulary."
         )
     if content["version"] != _VERSION or content["vocab_size"] != vocab_size:
         raise ConfigError(
-            f"kept tokens {str(path)!r}: got version {content['version']}, of a vocabulary of"
-            f" {content['vocab_size']}; expected version {_VERSION}, of the draft's {vocab_size}."
-            " Delete it, or train the draft anew."
+            f"kept tokens {str(path)!r}: got version {content['version']} for a vocabulary of"
+            f" {content['vocab_size']} tokens; expected version {_VERSION} for {vocab_size} tokens."
+            " Delete the file, or train the draft model again."
         )
     token_ids: list[int] = content["token_ids"]
     return token_ids

@@ -94,7 +94,7 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
     if not any(is_length_dependent(module) for module in model.modules()):
         raise UnsupportedModelError(
             f"{type(model).__name__} has LongRoPE frequencies in a rotary embedding of its own;"
-            " expected transformers', which can be given the length of each text. Use"
+            " expected transformers' own, in which the length of each text can be set. Use"
             " model.generate for this model."
         )
     other = getattr(config, _SWITCH, None)
@@ -106,9 +106,9 @@ def restart_length(model: PreTrainedModel, config: PretrainedConfig) -> int | No
     if restarts and (len(switches) > 1 or restarts != [*switches]):
         raise UnsupportedModelError(
             f"{type(model).__name__} changes its rotary frequencies beyond"
-            f" {', '.join(map(str, switches))} tokens, and its generate starts again beyond"
-            f" {', '.join(map(str, restarts))}; expected one length for both. Correct {_SWITCH} in"
-            " the model's config."
+            f" {', '.join(map(str, switches))} tokens, but its generate recomputes texts beyond"
+            f" {', '.join(map(str, restarts))} tokens; expected the same length for both."
+            f" Correct {_SWITCH} in the model's config."
         )
     return restarts[0] if restarts else None
 

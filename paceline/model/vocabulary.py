@@ -70,7 +70,7 @@ class SharedVocabulary:
         )
 
     def reduced(self, kept_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids of a reduced vocabulary that the target also has."""
+        """Return those ids of a reduced vocabulary that the target also has."""
         return kept_ids[kept_ids < self.common]
 
     def readable(self, token_ids: NDArray[np.int64]) -> NDArray[np.int64]:

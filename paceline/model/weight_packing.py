@@ -88,7 +88,7 @@ def _require_packable(source: str, weights: str) -> None:
     if getattr(config, "quantization_config", None) is not None:
         raise _refused(source, weights, "a quantised checkpoint", "Use the original checkpoint.")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        reason = f"a model of type {config.model_type!r}, which is not only a decoder of text"
+        reason = f"a model of type {config.model_type!r}, which is more than a text decoder,"
         raise _refused(source, weights, reason, "Leave the option out.")
 
 

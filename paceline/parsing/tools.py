@@ -156,7 +156,9 @@ def _checked_schema(schema: Any, where: str) -> dict[str, Any]:
     try:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: got a schema that is no JSON: {error}. Correct it.") from error
+        raise ConfigError(
+            f"{where}: got a schema that is not JSON: {error}. Correct it."
+        ) from error
     has_rules = bool(schema.keys() - _ANNOTATIONS)  # without rules, there are no arguments
     return {"type": "object", **schema, **({} if has_rules else {"properties": {}})}
 

@@ -105,8 +105,8 @@ def _listed(options: dict[str, Any]) -> str:
         )
         if not valid:
             raise ConfigError(
-                f"speculation: got {name!r} = {value!r}; expected an option's name, and a number,"
-                " a word, true or false."
+                f"speculation: got {name!r} = {value!r}; expected the name of an option, and as"
+                " its value a number, a word, true or false."
             )
     return ",".join(f"{name}={in_quotes(str(value))}" for name, value in options.items())
 

@@ -60,8 +60,8 @@ def _broken_type(tree: DraftTree) -> str | None:
             return f"gave {{request}} {name} {_short(optional)}; expected a list, or None."
     if tree.origins is not None and not all(map(_ORIGINS.__contains__, tree.origins)):
         return (
-            f"gave {{request}} origins {_short(tree.origins)}; each is one of Origin but for"
-            " TARGET."
+            f"gave {{request}} origins {_short(tree.origins)}; each must be a member of"
+            " Origin except TARGET."
         )
     return None
 
@@ -81,8 +81,8 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
         return None
     if len(parents) != count:
         return (
-            f"gave {{request}} {count} token_ids and {len(parents)} parents; both have one entry"
-            " per node."
+            f"gave {{request}} {count} token_ids and {len(parents)} parents; expected one of"
+            " each per node."
         )
     if count > max_nodes:
         return (
@@ -109,7 +109,8 @@ def _broken_rule(tree: DraftTree, max_nodes: int, vocab: int) -> str | None:
     ):
         if values is not None and len(values) != count:
             return (
-                f"gave {{request}} {len(values)} {name} for {count} nodes; one per node, or None."
+                f"gave {{request}} {len(values)} {name} for {count} nodes; expected one per node,"
+                " or None."
             )
     if tree.probs is not None:
         return _broken_draw_rule(tree, tree.probs, vocab)
@@ -130,6 +131,6 @@ def _broken_draw_rule(tree: DraftTree, probs: Sequence[object], vocab: int) -> s
         elif tuple(getattr(dist, "shape", ())) != (vocab,):
             return (
                 f"gave {{request}} probs of shape {tuple(getattr(dist, 'shape', ()))},"
-                f" {_short(dist)}; each is a tensor [{vocab}]."
+                f" {_short(dist)}; each must be a tensor [{vocab}]."
             )
     return None

@@ -24,7 +24,7 @@ def check_trees(
     trees: list[DraftTree],
     vocab: int,
 ) -> FlatTrees | None:
-    """Check proposed trees against the vocabulary and rules 1 and 2 (`core.drafter`).
+    """Check that trees contain valid token ids, and follow rules 1 and 2 of `propose`.
 
     Rule 1 limits the number of trees and nodes. Rule 2 requires that parents precede their
     children, and that siblings have different tokens.

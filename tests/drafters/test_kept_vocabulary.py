@@ -238,5 +238,5 @@ def test_a_file_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     assert read_kept(tmp_path, 100) is None
     save_kept(tmp_path, [3, 5, 8], 100)
     assert read_kept(tmp_path, 100) == [3, 5, 8]
-    with pytest.raises(ConfigError, match=r"a vocabulary of 100; expected .* 101"):
+    with pytest.raises(ConfigError, match=r"a vocabulary of 100 tokens; expected .* 101 tokens"):
         read_kept(tmp_path, 101)

@@ -262,7 +262,7 @@ def test_sizes_beyond_padding_are_refused(pair: Pair, tokenizer: Any) -> None:
     for rows, known in ((320, None), (700, tokenizer), (200, tokenizer)):
         with pytest.raises(
             ConfigError,
-            match=f"got a vocabulary of {rows} tokens; expected 256, the target's.*Choose",
+            match=f"got a vocabulary of {rows} tokens; expected 256, as in the target.*Choose",
         ):
             LLM(pair.target, "draft_model", padded(pair.draft, rows), known)
 

@@ -364,7 +364,8 @@ def test_mismatched_restart_length_is_refused() -> None:
     model = copy.deepcopy(make("phi3_longrope"))
     model.config.original_max_position_embeddings = 100
     with pytest.raises(
-        UnsupportedModelError, match="beyond 64 tokens, and its generate starts again beyond 100"
+        UnsupportedModelError,
+        match="beyond 64 tokens, but its generate recomputes texts beyond 100",
     ):
         LLM(model, "none")
 

@@ -131,7 +131,7 @@ def test_the_share_of_a_head_that_rotates_comes_from_the_factors() -> None:
     assert (
         scaled(config, {}, rope_freqs=factors)["full_attention"]["partial_rotary_factor"] == 0.375
     )
-    with pytest.raises(UnsupportedContent, match="rotates a share"):
+    with pytest.raises(UnsupportedContent, match="rotates only a part"):
         scaled(config, {}, rope_freqs=factors * 2)
 
 

@@ -249,8 +249,8 @@ def local_device(device: str) -> str:
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count:
         raise ConfigError(
-            f"got local rank {local}; expected less than {count}, the GPUs of this machine,"
-            " because each process needs its own. Reduce --nproc-per-node, or use --device cpu."
+            f"got local rank {local}; expected less than {count}, the number of GPUs here,"
+            " because each process needs its own GPU. Reduce --nproc-per-node, or use --device cpu."
         )
     return f"cuda:{local}"
 

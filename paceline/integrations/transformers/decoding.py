@@ -73,7 +73,7 @@ def verify_rows(
 
 
 def _without_states(request: GenerateCall, model: CachedLM) -> GenerateCall:
-    """Remove the cache that transformers created if the model has recurrent states.
+    """Remove the cache of a model with recurrent states, if transformers created it.
 
     Raises:
         UnsupportedModelError: The model has recurrent states, and the cache is the caller's own.
@@ -164,7 +164,7 @@ class Decoding:
     def _extend_short_rows(self, total: int) -> None:
         """Run the model on the padding tokens of rows that ended early.
 
-        transformers also runs these tokens, and returns their scores, keys and values.
+        transformers also processes these tokens, and returns their scores, keys and values.
         """
         short = [row for row in self._rows if row.width < total]
         if not short:

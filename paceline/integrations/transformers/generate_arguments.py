@@ -52,7 +52,7 @@ def stop_criterion(stop: str | list[str], tokenizer: Any) -> StopStringCriteria:
     """
     if tokenizer is None:
         raise ConfigError(
-            "stop_strings: a tokenizer is needed to spell them. Pass tokenizer=...; if"
+            "stop_strings: a tokenizer is needed to match them. Pass tokenizer=...; if"
             " model.generate does not pass it on, call the generate of"
             " paceline.integrations.transformers."
         )

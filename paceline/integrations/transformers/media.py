@@ -18,8 +18,8 @@ from paceline.model.media_prefill import placeholder_ids
 def attach_media(model: CachedLM, request: GenerateCall, rows: Sequence[RowRequest]) -> None:
     """Run the model's own prefill, and store each row's keys, values and states.
 
-    The prefill covers all tokens of a row except the last, whose logits paceline computes. A row
-    with a single token contains only text.
+    The prefill covers all tokens of a row except the last, whose logits paceline computes. For a
+    row with a single token, the function stores nothing.
 
     Args:
         model: Model that the call runs.

@@ -244,6 +244,6 @@ def _columns_held(
         if layer.keys.shape[0] != batch:
             raise ConfigError(
                 f"{GENERATE_CACHE}: got {layer.keys.shape[0]} rows; expected {batch}, as in"
-                " input_ids. Pass their own cache."
+                " input_ids. Pass the cache of these input_ids."
             )
     return past

@@ -77,9 +77,9 @@ def refuse_recurrent(config: Any) -> None:
     model = config.model_config
     if model.is_hybrid or model.is_attention_free:
         raise ConfigError(
-            f"model {model.model!r} has recurrent layers. vLLM reads a stale state there in a step"
-            " without draft tokens that follows accepted ones (vllm-project/vllm#52942, in all"
-            " releases up to 0.33), so answers would be wrong. Start vLLM without"
+            f"model {model.model!r} has recurrent layers. If a step without draft tokens follows a"
+            " step with accepted ones, vLLM reads a stale recurrent state (vllm-project/vllm#52942,"
+            " in all releases up to 0.33), so answers would be wrong. Start vLLM without"
             " speculative_config for this model."
         )
 

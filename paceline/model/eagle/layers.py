@@ -59,8 +59,8 @@ def decoder_layers(model: PreTrainedModel, numbers: Sequence[int]) -> list[nn.Mo
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return [part[number] for number in numbers]
     raise UnsupportedModelError(
-        f"{type(model).__name__}: got a decoder without a list of its {count} layers; expected one,"
-        " for a draft that reads states in the middle. Train one with \0reads_at\0 = 0."
+        f"{type(model).__name__}: got a decoder without a list of its {count} layers, which a draft"
+        " model needs to read states of middle layers. Train a draft model with \0reads_at\0 = 0."
     )
 
 

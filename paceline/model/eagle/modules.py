@@ -168,10 +168,10 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     closeness = sketch.closeness(target)
     if closeness < MIN_SKETCH_COSINE:
         raise ConfigError(
-            f"draft: got one that reads the hidden states of {trained_for['target']!r}, for a"
-            f" target whose embedding has a cosine similarity of {closeness:.2f} to that"
-            f" model's; expected that target, or a copy with a similarity of {MIN_SKETCH_COSINE} or"
-            " more. Train a draft model for this target (`paceline draft train`)."
+            f"draft: got a draft model that reads the hidden states of {trained_for['target']!r};"
+            " expected one for this target, whose embedding has a cosine similarity of only"
+            f" {closeness:.2f} to that model's (at least {MIN_SKETCH_COSINE} is required). Train a"
+            " draft model for this target (`paceline draft train`)."
         )
     if closeness < WARN_SKETCH_COSINE:
         warnings.warn(

@@ -253,6 +253,6 @@ def test_models_with_recurrent_layers_are_refused(kind: str) -> None:
     recurrent = config()
     setattr(recurrent.model_config, kind, True)
     with pytest.raises(
-        ConfigError, match=r"recurrent layers.*stale state.*without\s*speculative_config"
+        ConfigError, match=r"recurrent layers.*stale recurrent state.*without\s*speculative_config"
     ):
         Proposer(recurrent)
