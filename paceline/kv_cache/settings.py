@@ -30,7 +30,7 @@ GRAPH_GROWTH_POSITIONS = 1024
 """Slots grow by multiples of this number of positions if forward passes are captured graphs."""
 
 REGION_SLACK = 8
-"""An extended region receives one spare position for each group of this many positions.
+"""Number of needed positions in an extended region per additional spare position.
 
 The spare positions reduce the number of regions that must move.
 """

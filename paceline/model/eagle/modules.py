@@ -169,9 +169,10 @@ def attach(draft: PreTrainedModel, target: PreTrainedModel) -> None:
     if closeness < MIN_SKETCH_COSINE:
         raise ConfigError(
             f"draft: got a draft model that reads the hidden states of {trained_for['target']!r};"
-            " expected one for this target, whose embedding has a cosine similarity of only"
-            f" {closeness:.2f} to that model's (at least {MIN_SKETCH_COSINE} is required). Train a"
-            " draft model for this target (`paceline draft train`)."
+            " expected one that was trained for this target or a copy of it. The embeddings of the"
+            f" two targets have a cosine similarity of {closeness:.2f}; at least"
+            f" {MIN_SKETCH_COSINE} is required. Train a draft model for this target (`paceline"
+            " draft train`)."
         )
     if closeness < WARN_SKETCH_COSINE:
         warnings.warn(

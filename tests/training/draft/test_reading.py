@@ -245,7 +245,9 @@ def test_logits_depend_on_the_states(pair: Pair, folder: Path) -> None:
 
 
 def test_other_targets_are_refused(pair: Pair, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reads the hidden states of .*expected that target"):
+    with pytest.raises(
+        ConfigError, match=r"reads the hidden states of .*expected one that was trained"
+    ):
         LLM(with_new_weights(pair.target), "draft_model", folder)
 
 
