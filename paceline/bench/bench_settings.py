@@ -16,3 +16,9 @@ WIDE_COLUMNS = 124  # Characters; narrower consoles show fewer columns.
 MAX_DIVERGENCES = 5  # Maximum number of divergences in a table.
 TITLE_COLUMNS = 118  # Characters of a title line.
 WIDTH, ROW, FRAME = 10.0, 0.46, 2.3  # Inches.
+
+# The verdict on a run. On an idle machine, the speed-up in elapsed time and the one in CPU time
+# differ by 1 or 2 %.
+DISTURBED_RATIO = 1.10  # Quotient of the two above which the times were disturbed.
+OPPOSITE_RATIO = 1.03  # The same, if only one of the two is above 1.
+STEADY_REPEATS = 3  # Passes over all prompts that even out short disturbances.

@@ -12,6 +12,7 @@ from paceline.bench.environment import Environment
 from paceline.bench.result import BenchResult, MethodFigures
 from paceline.bench.settings import PLAIN as TRANSFORMERS
 from paceline.bench.timed_calls import Divergence
+from paceline.bench.verdict import NONE, verdict
 from paceline.report.documents import DocumentKind, read_document, write_document
 from paceline.report.prompts import cut_note
 from paceline.report.tables import Cell, Column, Table
@@ -43,7 +44,6 @@ _NARROW = (
     "equal",
     "same bits",
 )
-_NONE = "none"  # the drafter for plain decoding
 # Column -> its explanation below the table.
 _LEGEND = {
     "speed-up": "speed-up: tokens/s divided by the value for {baseline}.",
@@ -233,11 +233,9 @@ def _missing_columns(table: Table) -> list[str]:
 def _notes(result: BenchResult) -> list[str]:
     notes = [f"{name}: skipped, {reason}." for name, reason in result.skipped.items()]
     notes += [cut_note(result.cut_prompts)] if result.cut_prompts else []
-    if len(result.methods) == 1 and result.baseline not in (_NONE, TRANSFORMERS):
-        notes += [
-            f"The speed-up compares {result.baseline} with itself. Add {_NONE} to --drafters."
-        ]
-    notes += _verdict(result.figures())
+    if len(result.methods) == 1 and result.baseline not in (NONE, TRANSFORMERS):
+        notes += [f"The speed-up compares {result.baseline} with itself. Add {NONE} to --drafters."]
+    notes += verdict(result)
     reasons = dict.fromkeys(
         (guarantee.on, guarantee.reason) for guarantee in result.guarantees.values()
     )
@@ -257,27 +255,6 @@ def _notes(result: BenchResult) -> list[str]:
         else []
     )
     return [*notes, count, *map(_difference, divergences[:MAX_DIVERGENCES]), *more]
-
-
-def _verdict(figures: list[MethodFigures]) -> list[str]:
-    """Return a note that compares the drafters with plain decoding, if both ran."""
-    speeds = {
-        row.method: row.tokens_per_second
-        for row in figures
-        if row.tokens_per_second and not row.method.startswith(TRANSFORMERS)
-    }
-    plain = speeds.pop(_NONE, None)
-    if plain is None or not speeds:
-        return []
-    best = max(speeds, key=lambda name: speeds[name])
-    ratio = f"{speeds[best] / plain:.2f}x as fast as plain decoding ({_NONE}) here"
-    if speeds[best] < plain:
-        ratio += "; no drafter is faster"
-    if len(speeds) == 1:
-        return [f"{best} is {ratio}."]
-    slower = ", ".join(name for name, speed in speeds.items() if speed < plain)
-    others = f" Slower than plain decoding: {slower}." if slower else ""
-    return [f"The fastest drafter, {best}, is {ratio}.{others}"]
 
 
 def _difference(divergence: Divergence) -> str:

@@ -114,10 +114,14 @@ class BenchResult:
         return list(dict.fromkeys(row.category for call in self.calls for row in call.rows))
 
     @property
+    def answered_together(self) -> int:
+        """Return the size of the largest batch, which too few prompts do not fill."""
+        return max((len(call.rows) for call in self.calls), default=self.config.batch)
+
+    @property
     def batch(self) -> str:
         """Return how many prompts are answered together, such as "4 (32 requested)"."""
-        requested = self.config.batch
-        together = max((len(call.rows) for call in self.calls), default=requested)
+        requested, together = self.config.batch, self.answered_together
         return f"{together} ({requested} requested)" if together < requested else str(together)
 
     def figures(self, category: str | None = None) -> list[MethodFigures]:

@@ -184,41 +184,6 @@ def test_reports_show_cost_scaling(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text())["labels"]["cost_scaled"] is True
 
 
-def test_reports_compare_drafters_with_plain_decoding(bench: Bench) -> None:
-    result = bench(baselines=(), warmup=0, max_new_tokens=4)
-    _, lookup, drafted = DRAFTERS
-
-    def note(*speeds: float, methods: tuple[str, ...] = DRAFTERS) -> str:
-        """Return the note in a report with these tokens per second."""
-        pace = dict(zip(methods, speeds, strict=True))
-        calls = [
-            dataclasses.replace(call, seconds=call.new_tokens / pace[call.method])
-            for call in result.calls
-            if call.method in pace
-        ]
-        text = markdown(dataclasses.replace(result, methods=methods, calls=tuple(calls)))
-        return "".join(line for line in text.splitlines() if "as fast as" in line)
-
-    assert note(100, 90, 50) == (
-        f"- The fastest drafter, {lookup}, is 0.90x as fast as plain decoding (none) here; no"
-        f" drafter is faster. Slower than plain decoding: {lookup}, {drafted}."
-    )
-    assert note(100, 120, 50) == (
-        f"- The fastest drafter, {lookup}, is 1.20x as fast as plain decoding (none) here. Slower"
-        f" than plain decoding: {drafted}."
-    )
-    best = f"- The fastest drafter, {lookup}, is 1.20x as fast as plain decoding (none) here."
-    assert note(100, 120, 101) == best
-    single = DRAFTERS[:2]
-    assert note(100, 116, methods=single) == (
-        f"- {lookup} is 1.16x as fast as plain decoding (none) here."
-    )
-    assert note(100, 90, methods=single) == (
-        f"- {lookup} is 0.90x as fast as plain decoding (none) here; no drafter is faster."
-    )
-    assert note(100, methods=DRAFTERS[:1]) == note(100, 90, methods=DRAFTERS[1:]) == ""
-
-
 def test_a_narrow_console_explains_only_its_columns(bench: Bench) -> None:
     result = bench(baselines=(), drafters=("none",), warmup=0, max_new_tokens=2, limit=1)
     shown = {}
@@ -279,12 +244,6 @@ def test_batches_skip_methods_that_transformers_lacks(bench: Bench) -> None:
     )
     assert result.figures("maths")[1].tokens_per_forward == 1.0
     assert "skipped, not possible in transformers" in markdown(result)
-
-
-def test_the_batch_shown_is_the_number_answered_together(bench: Bench) -> None:
-    values: dict[str, Any] = {"baselines": (), "drafters": ("none",), "max_new_tokens": 2}
-    assert "batch 2 (32 requested); " in markdown(bench(batch=32, **values))
-    assert "batch 2; " in markdown(bench(batch=2, **values))
 
 
 def test_a_drafter_alone_gets_a_note_about_its_speedup(bench: Bench) -> None:
