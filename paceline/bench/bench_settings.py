@@ -5,6 +5,7 @@ from __future__ import annotations
 WARMUP_TOKENS = 16  # Number of tokens in the untimed answers.
 SPARE_NODES = 64  # Cache positions for draft nodes, allocated before the timed calls.
 MIN_PROMPT_TOKENS = 8  # Minimum number of context tokens left for a prompt.
+PROGRESS_SECONDS = 10.0  # Minimum time between two lines of progress without a terminal.
 ROUNDING = 16  # An enlarged model's feed-forward size is a multiple of this.
 
 # transformers' continuous batching.

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.markup import escape
 from transformers import PreTrainedModel
 
-from paceline.bench.bench_settings import SPARE_NODES, WARMUP_TOKENS
+from paceline.bench.bench_settings import PROGRESS_SECONDS, SPARE_NODES, WARMUP_TOKENS
 from paceline.bench.compare import compare
 from paceline.bench.environment import Environment, load_average, look_around, peak_memory
 from paceline.bench.methods import (
@@ -79,6 +80,7 @@ def run_bench(
         target, draft, tokenizer: Loaded models to use instead of those named in `config`.
         prompts: Prompts to use, in this order, instead of those named in `config`.
         progress: Whether to show progress on standard error, updated only between timed calls.
+            Without a terminal, a line appears every few seconds.
         options: Additional options; see `RunOptions`.
     Raises:
         ConfigError, CapacityError, UnsupportedModelError: Part of the benchmark cannot be run.
@@ -116,6 +118,7 @@ class _BenchRun:
         self.calls: list[tuple[TimedCall, list[MethodAnswer]]] = []
         self.config, self.methods, self.units = config, methods, units
         self._device, self._lockstep = device, lockstep
+        self._logged = time.perf_counter()
 
     def all(self, progress: bool) -> bool:
         """Time all methods on all prompts; return False if interrupted."""
@@ -128,12 +131,10 @@ class _BenchRun:
                 start = time.perf_counter()
                 for round_number in range(total):
                     repeat, unit = divmod(round_number, len(self.units))
-                    bar.update(
-                        task,
-                        completed=round_number,
-                        description=escape(self.units[unit].prompts[0].id),
-                        refresh=True,
-                    )
+                    label = escape(self.units[unit].prompts[0].id)
+                    bar.update(task, completed=round_number, description=label, refresh=True)
+                    if progress and bar.disable:
+                        self._log_progress(bar.console, f"{label}, {round_number + 1} of {total}")
                     if unit == 0:
                         for method in self.methods:
                             method.reset()
@@ -147,6 +148,12 @@ class _BenchRun:
             except KeyboardInterrupt:
                 return False
         return True
+
+    def _log_progress(self, console: Console, done: str) -> None:
+        """Replace the bar, without a terminal, by a line every few seconds."""
+        if time.perf_counter() - self._logged >= PROGRESS_SECONDS:
+            self._logged = time.perf_counter()
+            console.print(f"bench: {done}")
 
     def _warm_up(self) -> None:
         unit, length = self.units[0], min(self.config.sampling.max_new_tokens, WARMUP_TOKENS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,21 @@ def test_batches_skip_methods_that_transformers_lacks(bench: Bench) -> None:
     )
     assert result.figures("maths")[1].tokens_per_forward == 1.0
     assert "skipped, not possible in transformers" in markdown(result)
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(0.0, 2), (1000.0, 0)])
+def test_progress_is_logged_without_a_terminal(
+    seconds: float, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.bench.run.PROGRESS_SECONDS", seconds)
+    config = changed(
+        BenchConfig(), baselines=(), drafters=("none",), limit=2, max_new_tokens=2, warmup=0
+    )
+    run_bench(config)
+    logged = re.findall(r"^bench: \S+, (\d of 2)$", capsys.readouterr().err, re.MULTILINE)
+    assert logged == ["1 of 2", "2 of 2"][:lines]
+    run_bench(config, progress=False)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_drafter_alone_gets_a_note_about_its_speedup(bench: Bench) -> None:
