@@ -208,19 +208,21 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
         "Each row compares the acceptance head with another rule for the draft length. A rule's"
         " Pareto front consists of its best settings: no other setting has both fewer target"
         " forward passes and fewer discarded tokens. Values between the points of the head's front"
-        " are interpolated linearly. its best settings: number of settings on the other rule's"
-        " Pareto front. compared: number of these settings with a discard rate in the range that"
-        " the head's front covers. head needs fewer: number of compared settings for which the"
-        " head needs fewer target forward passes than the other rule at the same discard rate. head"
-        " needs more: number of compared settings for which the head needs more target forward"
-        " passes than the other rule.",
-        "forwards: target forward passes with the head, divided by those with the other rule at"
-        " the same discard rate; mean over the compared settings. discards: discarded tokens with"
-        " the head, divided by those with the other rule for the same number of target forward"
-        " passes; mean over the settings. latency gain: the lowest latency with the other rule,"
-        " divided by the lowest latency with the head. The latencies are calculated with the"
-        " paper's equation 2.3 and the paper's ratio of times: a target forward pass takes as long"
-        f" as {PAPER_RATIO:.1f} draft forward passes.",
+        " are interpolated linearly. its best settings: number of the other rule's settings that"
+        " are on that rule's Pareto front. compared: how many of these settings have a discard rate"
+        " within the range of the head's front. head needs fewer: number of compared settings for"
+        " which the head needs fewer target forward passes than the other rule at the same discard"
+        " rate. head needs more: number of compared settings for which the head needs more target"
+        " forward passes than the other rule.",
+        "forwards: number of target forward passes with the head, divided by the number with the"
+        " other rule at the same discard rate. The value is the mean over the compared settings."
+        " discards: number of discarded tokens with the head, divided by the number with the other"
+        " rule for the same number of target forward passes. The value is the mean over the"
+        " best settings for which the head's front covers this number of forward passes."
+        " latency gain: the lowest latency with the other rule, divided by the lowest latency with"
+        " the head. The latencies are calculated with the paper's equation 2.3 and the paper's"
+        " ratio of times: a target forward pass takes as long as"
+        f" {PAPER_RATIO:.1f} draft forward passes.",
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of(
