@@ -29,7 +29,8 @@ class SamplingParams:
     Attributes:
         max_new_tokens: Maximum number of tokens in an answer; at least 0. With 0, the model
             processes the prompt but generates no tokens.
-        temperature: Number by which the logits are divided; at least 0; 0 is greedy (argmax).
+        temperature: Sampling temperature, by which the logits are divided; at least 0. With 0,
+            decoding is greedy (argmax).
         top_k: Keep the k most likely tokens; at least 0; 0 keeps all.
         top_p: Keep the smallest set of tokens whose total probability reaches top_p; above 0, at
             most 1; 1 keeps all.
