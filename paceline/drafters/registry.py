@@ -219,7 +219,7 @@ _OWN = (
         "rest",
         ".drafter:Rest",
         ".options:RestOptions",
-        "the tokens that most frequently follow the newest tokens in a datastore",
+        "the most frequent continuations of the newest tokens, found in a datastore",
         "datastore",
     ),
     _own(
