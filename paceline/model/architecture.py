@@ -43,7 +43,7 @@ class Architecture:
             if they receive no mask.
         states: Kind of recurrent state in each recurrent layer, by layer index.
         has_chain_mixers: True if the model verifies only chains (draft trees without branches) and
-            all its recurrent states belong to short convolutions.
+            its only recurrent states are those of short convolutions.
         clamps_prompts: Whether recurrent layers limit step sizes in prompts, but not while
             decoding. If so, states that were computed while decoding cannot be reused for a prompt.
         mask_per_kind: Whether the model's `attention_mask` is a dict with one mask per kind of
