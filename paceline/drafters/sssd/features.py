@@ -125,13 +125,13 @@ def describe_node(
     parent_confidence: float,
     request: RequestState,
 ) -> None:
-    """Fill in the network inputs that describe the node before a token.
+    """Fill in the network inputs that describe the parent of candidate tokens.
 
     Args:
         inputs: Inputs to fill.
-        counts: Counts of the tokens that follow the node.
-        depth: Depth of the node.
-        parent_confidence: Confidence of the node.
+        counts: Counts of the tokens that follow the parent.
+        depth: Depth of the parent.
+        parent_confidence: Confidence of the parent.
         request: State of the request.
     """
     node = counts.node[0]
@@ -158,7 +158,7 @@ def describe_node(
 def describe_token(
     inputs: Inputs, counts: SuccessorCounts, which: int, best: int, end: int, seen: int
 ) -> None:
-    """Fill in the network inputs that describe one token.
+    """Fill in the network inputs that describe one candidate token.
 
     Args:
         inputs: Inputs to fill.

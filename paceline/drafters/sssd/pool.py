@@ -1,9 +1,9 @@
-"""Store the match pointers of all nodes of a tree, and the text to match.
+"""Store the match pointers of a draft tree, and the text to match.
 
-A match pointer leads to an earlier occurrence of the newest tokens (`pointers`). The pool stores
-the pointers node by node. The pool's tail contains the text to match: the newest tokens of the
-request, followed by the path to the current node. For example, let LONGEST be 32, the request be
-5 1 2 7 4 1 2, and the path to the node be 7 4:
+A match pointer leads to an earlier occurrence of the newest tokens; see the module `pointers`. The
+pool stores the pointers node by node. The pool's tail contains the text to match: the newest tokens
+of the request, followed by the path to the current node. For example, let LONGEST be 32, the
+request be 5 1 2 7 4 1 2, and the path to the node be 7 4:
 
     index == 0 ... 24   25  26  27  28  29  30  31   32  33
     tail  == unused      5   1   2   7   4   1   2    7   4
@@ -11,9 +11,9 @@ request, followed by the path to the current node. For example, let LONGEST be 3
 
 The query of this node is tail[25:34], so the query begins at 25 and ends at 34. For the root, the
 search looks up suffixes of the query, from long to short, in the request (`request_matches`) and
-in the datastore (`store_matches`). Any other node inherits pointers from its parent: those whose
-next token is the node's token. If there are no such pointers, the search looks up shorter suffixes
-of the node's query.
+in the datastore (`store_matches`). Any other node inherits those pointers of its parent that lead
+to the node's token. If there are too few such pointers, the search looks up shorter suffixes of the
+node's query.
 """
 
 from __future__ import annotations

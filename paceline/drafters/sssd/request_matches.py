@@ -78,8 +78,8 @@ def advance(
         limit: Maximum number of pointers to add.
         depth: Depth of the child.
     Returns:
-        The new number of pointers in the pool, and how many of the added pointers refer to the
-        request. If a shard is damaged: (DAMAGED, index of the shard).
+        (new number of pointers in the pool, number of added pointers that lead to the request); if
+        a shard is damaged, (DAMAGED, index of the shard).
     """
     text = sources.text
     room, num_request = min(len(pool.pointers), count + limit), 0

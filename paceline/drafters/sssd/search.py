@@ -208,7 +208,7 @@ def _point_from_root(
     """Add pointers to the root's matches in the request and the datastore.
 
     Returns:
-        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
+        (new number of pointers, -1); if a shard is damaged, (DAMAGED, index of the shard).
     """
     used, root.request_size = point_into_request(sources.text, pool, used, query, LONGEST + 1)
     limits = StoreLimits(LONGEST + 1, ENOUGH_STORE, ROOT_SAMPLES)
@@ -230,8 +230,8 @@ def _point_from_parent(
     """Inherit the parent's match pointers; if there are too few, find shorter matches.
 
     Returns:
-        The new number of pointers, -1, and the number of datastore searches. If a shard is damaged:
-        (DAMAGED, index of the shard, 0).
+        (new number of pointers, -1, number of datastore searches); if a shard is damaged, (DAMAGED,
+        index of the shard, 0).
     """
     pointers = PointerRange(parent.begin, parent.end)
     used, last = advance(sources, pool, pointers, this.token, used, MAX_ADVANCED, this.depth)

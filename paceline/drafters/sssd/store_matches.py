@@ -136,7 +136,7 @@ def look_up(
         end: End of the suffix in `tail` (exclusive).
         ranges: Output: range of the occurrences in each shard's suffix array, [shards].
     Returns:
-        The number of occurrences, and -1. If a shard is damaged: (DAMAGED, index of the shard).
+        (number of occurrences, -1); if a shard is damaged, (DAMAGED, index of the shard).
     """
     total = 0
     for shard in range(len(table)):
@@ -172,7 +172,7 @@ def sample(
         upper: Matches of this length or more are skipped.
         samples: Maximum number of matches to read.
     Returns:
-        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
+        (new number of pointers, -1); if a shard is damaged, (DAMAGED, index of the shard).
     """
     wanted, size = min(matches.total, samples), matches.size
     damaged = _read_matches(table, matches, wanted, pool.scratch)

@@ -79,10 +79,13 @@ def add_weak_matches(
 ) -> tuple[int, int]:
     """Add weak matches to a node, unless the node has a long match.
 
-    A weak match skips the newest token, or repeats a recent token at the same distance as earlier
-    text does. For example, the earlier text 1 2 3 4 proposes 4 after 1 2 9. The match skips the
-    newest token, which is 9 here and 3 in the earlier text. The earlier text 20 7 21 7 proposes 9
-    after 20 9 21, because the earlier text repeats a token at distance 2.
+    There are two kinds of weak matches:
+
+    - A match that ignores the newest token. For example, the earlier text is 1 2 3 4, and the
+      request ends in 1 2 9. The match ignores 3 and 9, and proposes 4.
+    - A repetition at the same distance as in earlier text. For example, the earlier text is
+      20 7 21 7, and the request ends in 20 9 21. The second 7 repeats the token two positions
+      before it. Two positions before the request's next token is a 9, so 9 is proposed.
 
     Args:
         sources: Texts that are searched.
@@ -92,7 +95,7 @@ def add_weak_matches(
             node.
         query: Text to match.
     Returns:
-        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
+        (new number of pointers, -1); if a shard is damaged, (DAMAGED, index of the shard).
     """
     for index in range(begin, count):
         if pool.pointers[index].match >= STRONG_MATCH:
@@ -113,7 +116,7 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
     occurrence, it skips one token and proposes the following one.
 
     Returns:
-        The new number of pointers, and -1. If a shard is damaged: (DAMAGED, index of the shard).
+        (new number of pointers, -1); if a shard is damaged, (DAMAGED, index of the shard).
     """
     text, table = sources
     before = Query(query.ids, query.begin, LONGEST - 1)
