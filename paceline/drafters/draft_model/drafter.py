@@ -103,7 +103,7 @@ class DraftModel(ChainDrafter):
         return self._draft.shared_rate
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the request, and create a new calibration."""
+        """Create the draft model's copy of the request, and create a new calibration."""
         super().start(request)
         self._records[request.id] = _DraftedRequest()
 
@@ -115,7 +115,7 @@ class DraftModel(ChainDrafter):
         self._records[request.id].likely = tree
 
     def stop(self, request: Request) -> None:
-        """Close the draft model's copy of the request."""
+        """Delete the draft model's copy of the request."""
         super().stop(request)
         self._records.pop(request.id, None)
 

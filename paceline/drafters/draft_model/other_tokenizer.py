@@ -67,11 +67,11 @@ class OtherTokenizerDrafter(Drafter):
         self._prefers_text = self._by_token.shared_rate < MIN_SHARED_RATE
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the request."""
+        """Create the draft model's copy of the request."""
         self._drafter_of(request).start(request)
 
     def stop(self, request: Request) -> None:
-        """Close the draft model's copy of the request."""
+        """Delete the draft model's copy of the request."""
         self._drafter_of(request).stop(request)
 
     def seed_trees(self, request: Request, tree: DraftTree) -> None:

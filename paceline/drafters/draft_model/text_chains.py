@@ -55,7 +55,7 @@ class TextChains(ChainDrafter):
         self._retokenizer = retokenizer_of(self._draft.model, target, tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the text, unless it exceeds the model's context."""
+        """Create the draft model's copy of the text, if it fits in the model's context."""
         assert self._retokenizer is not None, "the engine attaches the target first"
         text = RetokenizedText(self._retokenizer)
         ids = text.update(request.token_ids)
@@ -77,7 +77,7 @@ class TextChains(ChainDrafter):
         self._shadows[request.id] = ChainSequence(shadow, 0, index, self._rule.length)
 
     def stop(self, request: Request) -> None:
-        """Close the draft model's copy of the text."""
+        """Delete the draft model's copy of the text."""
         super().stop(request)
         self._texts.pop(request.id, None)
 

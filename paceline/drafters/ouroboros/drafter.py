@@ -121,9 +121,9 @@ class Ouroboros(Drafter):
         pair(self._draft, target, tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the request.
+        """Create the draft model's copy of the request.
 
-        If the prompt exceeds the draft model's context, no copy is opened and nothing is drafted.
+        If the prompt exceeds the draft model's context, no copy is created and nothing is drafted.
         """
         context = self._draft.context_length
         if len(request) > context:
@@ -150,7 +150,7 @@ class Ouroboros(Drafter):
         self._shadows[request.id] = PhraseSequence(shadow, len(request), pool)
 
     def stop(self, request: Request) -> None:
-        """Close the draft model's copy of the request.
+        """Delete the draft model's copy of the request.
 
         If no other request is open, also save the pool file.
         """

@@ -95,9 +95,9 @@ class ChainDrafter(Drafter):
         pair(self._draft, target, tokenizer, self.other_tokenizer)
 
     def start(self, request: Request) -> None:
-        """Open the draft model's copy of the request.
+        """Create the draft model's copy of the request.
 
-        If the prompt exceeds the draft model's context, no copy is opened and nothing is drafted.
+        If the prompt exceeds the draft model's context, no copy is created and nothing is drafted.
         """
         if len(request) <= self._draft.context_length:
             self._draft.reserve(
@@ -113,7 +113,7 @@ class ChainDrafter(Drafter):
             )
 
     def stop(self, request: Request) -> None:
-        """Close the draft model's copy of the request."""
+        """Delete the draft model's copy of the request."""
         shadow = self._shadows.pop(request.id, None)
         if shadow is not None:
             self._draft.close(shadow.request)
