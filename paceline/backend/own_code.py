@@ -1,7 +1,7 @@
-"""Make activation functions in modules' own code use vector instructions only.
+"""Vectorise activation functions that modules call directly.
 
-The `forward` methods of such modules call functions such as `silu` directly, instead of calling
-submodules.
+Some modules call functions such as `silu` in their `forward` method, instead of calling an
+activation submodule. The module `activations` explains why every element must be vectorised.
 """
 
 from __future__ import annotations

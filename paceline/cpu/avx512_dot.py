@@ -171,7 +171,7 @@ def _multiply(
 
 
 def constant(number: int) -> Any:
-    """Return an LLVM constant, a 64-bit integer."""
+    """Return `number` as a 64-bit integer constant in LLVM."""
     return ir.Constant(INDEX, number)
 
 

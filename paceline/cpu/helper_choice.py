@@ -61,7 +61,9 @@ class HelperTimes:
 
 
 def with_fastest_team(model: PreTrainedModel, products: Products) -> Products:
-    """Limit a model's matrix products to the fastest number of helper threads.
+    """Limit a model's matrix products to a measured number of helper threads.
+
+    The limit is the smallest number whose measured time is close to the shortest time.
 
     Args:
         model: Model on a CPU.

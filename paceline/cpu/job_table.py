@@ -15,8 +15,8 @@ def reserve_jobs(count: int) -> tuple[int, int]:
     Args:
         count: Number of jobs to run.
     Returns:
-        Address of the team's mailbox, and the number before the first reserved one. Both are 0 if
-        this thread leads no team.
+        Address of the team's mailbox, and the first reserved job number minus 1. Both are 0 if this
+        thread leads no team.
     """
     team = TEAM.of_this_thread()
     return (0, 0) if team is None else (team.mailbox, team.take_numbers(count))

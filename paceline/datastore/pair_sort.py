@@ -1,4 +1,4 @@
-"""Sort pairs of a 64-bit key and a position with three-way quicksort."""
+"""Sort 64-bit keys with three-way quicksort, together with their positions."""
 
 from __future__ import annotations
 

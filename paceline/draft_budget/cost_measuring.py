@@ -207,9 +207,9 @@ def check_rows(curve: CostCurve) -> list[int]:
 
 
 def _affordable_rows(best: dict[int, float], settings: DraftBudgetSettings) -> list[int]:
-    """Return the row counts that can be timed after a long text in the time allowed.
+    """Return the row counts to time with a long text, within the time limit.
 
-    If the time is too short for all row counts in the settings, row counts in the middle of the
+    If the limit is too short for all row counts in the settings, row counts in the middle of the
     list are dropped. The result is either empty or has at least two entries.
 
     Args:

@@ -35,8 +35,8 @@ class NodeSelector(ABC):
     Attributes:
         rows_per_unit: Number of rows that a unit adds to the forward pass.
         num_units: Number of units in the proposed trees.
-        num_free_units: Number of units that cost nothing. The trees that cannot be cut already need
-            rows for this number of units.
+        num_free_units: Number of units that add no rows, because the trees that cannot be cut need
+            these rows anyway.
     """
 
     rows_per_unit: int

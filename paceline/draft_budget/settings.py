@@ -204,12 +204,12 @@ class StepCostSettings:
         refit_interval: Number of steps between two fits.
         outlier_factor: Multiple of the median duration above which a step is ignored.
         prior: Values of a, b, c and d before any measurement, as multiples of the median duration.
-            These values assume inexpensive drafts, so that drafting is tried.
+            These values assume that drafts are inexpensive, so that the engine tries drafting.
         prior_weight: Weight of each prior value, as a number of steps.
         margin: Factor by which the time of a step with drafts is multiplied, so that gains within
             the error of the fit do not count.
-        lead_tokens: Number of tokens by which a request must be ahead of another one to be e (2.72)
-            times less likely to finish last.
+        lead_tokens: Lead, in tokens, that makes a request e (2.72) times less likely than another
+            request to finish last.
         unknown_probability: Probability assumed for a draft token if the drafter reports none.
     """
 

@@ -68,7 +68,7 @@ class DraftHeads:
             self._find(drafter.draft_head)
 
     def _run_portion(self) -> None:
-        """Continue the fit of the default head by one portion, if it is not complete.
+        """Run the next portion of the default head's fit, unless the fit is complete.
 
         Drafters that specify no file use the default head.
         """

@@ -73,9 +73,10 @@ class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     def store(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return the stored states with this name; create them with zeros if necessary.
+        """Return the stored states with this name, and allocate them on the first call.
 
-        The stored states of all slots form one tensor, [slots, *shape].
+        The stored states of all slots form one tensor, [slots, *shape], initially filled with
+        zeros.
         """
         if name not in self.held:
             self.held[name] = _zeros((self._slot_memory.slots, *shape), dtype, device)

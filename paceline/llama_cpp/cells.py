@@ -33,7 +33,7 @@ DISCARDED = 0
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Sequence ids of a request and of the leaves of its draft tree.
+    """Sequence ids of a request, and of the leaves of its draft tree.
 
     Attributes:
         sequence: Sequence of the request.

@@ -102,7 +102,7 @@ class TensorTable:
             self.weights[name] = WeightEntry(tensors, index, order is None)
 
     def _require_all_used(self, model: PreTrainedModel, used: Set[str]) -> None:
-        """Raise an error if a tensor of a decoder layer belongs to no weight of the model.
+        """Raise an error if the model has no weight for a tensor of a decoder layer.
 
         Tensors of additional layers, such as layers for multi-token prediction, are ignored.
         """

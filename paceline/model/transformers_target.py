@@ -1,4 +1,4 @@
-"""Narrow the target of an engine to a model that transformers runs."""
+"""Check that transformers runs an engine's target, and return it as a `CachedLM`."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Sampler:
         logprobs: int | None,
         prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Return a request's sampling parameters, which omit the response format.
+        """Return a request's sampling parameters, without the response format.
 
         Args:
             request: Body of the request.

@@ -119,9 +119,9 @@ class _Bytes:
     def _after_prompt(self, prompt_ids: Sequence[int]) -> tuple[bool, bytes, bool]:
         """Return the decoder state after a prompt.
 
-        The first value is True if the prompt has no text, so that the answer begins the text. The
-        second contains the bytes of an incomplete character at the end of the prompt. The third
-        is True if the prompt's text shows U+FFFD for this character.
+        The first value is True if the prompt has no text. In this case, the text starts with the
+        answer. The second contains the bytes of an incomplete character at the end of the prompt.
+        The third is True if the prompt's text shows U+FFFD for this character.
         """
         first, data = True, b""
         for token in reversed(prompt_ids):

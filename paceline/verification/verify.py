@@ -187,9 +187,9 @@ def _can_draw_lazily(
 ) -> bool:
     """Return whether to sample only the tokens that the verification rule reads.
 
-    Lazy sampling requires a large vocabulary, at least one sampled request, and scores that nothing
-    else uses. It also requires a CPU, because reading a token from a different device would need
-    synchronisation.
+    Lazy sampling requires a large vocabulary and at least one sampled request. No request may
+    change its logits, and no draft token may be sampled. Lazy sampling also requires a CPU, because
+    reading a token from a different device would need synchronisation.
     """
     if (
         logits.device.type != "cpu"

@@ -154,9 +154,9 @@ def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
     """Return a function that decides whether a node's random number is below a value.
 
     The random number is computed from the seed, the node, and a position in the answer. Rejection
-    sampling tests each position in only one step, so it uses the position of the node. Traversal
-    verification may test the same position in several steps. It therefore uses the first position
-    of the step for all nodes.
+    sampling tests each position in only one step, so the random number depends on the node's own
+    position. Traversal verification may test a position again in a later step. To get new random
+    numbers in that step, it uses the step's first position for all nodes.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
     depths = node_depths(tree.parents)

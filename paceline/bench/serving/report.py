@@ -112,7 +112,7 @@ def setting_parts(result: ServingResult) -> list[str]:
 
 
 def figures_table(result: ServingResult) -> Table:
-    """Return the table of all drafters under all loads."""
+    """Return a table with the results of every drafter under every load."""
     rows = [
         (
             f"{row.load.context}, {row.load.name}",

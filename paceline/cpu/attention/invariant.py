@@ -1,4 +1,7 @@
-"""Run batch-invariant attention kernels on tensors, in as many threads as torch."""
+"""Run batch-invariant attention kernels on tensors.
+
+The kernels use at most as many threads as torch (`torch.get_num_threads`).
+"""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ def unpack_task(
         count: Number of outputs.
         target: Address at which to write the unpacked weights, bfloat16 [count, inner].
     Returns:
-        Address at which the weights of output 0 would be, if the weights of all outputs before
-        `first` preceded those at `target`.
+        Base address for indexing by output: `target` minus the size of the weights of `first`
+        outputs.
     """
     unpacking.first, unpacking.count = first, count
     unpacking.num_parts, unpacking.target = call.inner // PART, target

@@ -1,4 +1,7 @@
-"""Run the compiled recurrences on tensors, in as many threads as torch."""
+"""Run the compiled recurrences on tensors.
+
+The recurrences use at most as many threads as torch (`torch.get_num_threads`).
+"""
 
 from __future__ import annotations
 

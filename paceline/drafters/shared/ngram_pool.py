@@ -45,9 +45,10 @@ class NgramPool:
         entries[ngram] = None
 
     def add(self, context: Ngram, ngram: Ngram) -> None:
-        """Make `ngram` the newest continuation of the last tokens of `context`.
+        """Make `ngram` the newest continuation of `context`.
 
-        The keys are the last token and, if `longest_key` is 2, the last two tokens.
+        The keys for `ngram` are the last token of `context` and, if `longest_key` is 2, also the
+        last two tokens.
         """
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.insert(context[-size:], ngram)
@@ -79,9 +80,9 @@ class NgramPool:
             self.add(tuple(text[max(0, start - 1) : start + 1]), tuple(text[start + 1 : end]))
 
     def remove(self, context: Ngram, ngram: Ngram) -> None:
-        """Remove a continuation of the last tokens of `context`.
+        """Remove `ngram` as a continuation of `context`.
 
-        The keys are the same as in `add`.
+        The n-gram is removed from the keys under which `add` stores it.
         """
         for size in range(1, min(len(context), self._longest_key) + 1):
             self.discard(context[-size:], ngram)
