@@ -11,8 +11,8 @@ match pointers; "match" is the number of matching tokens:
     9          REQUEST   2       8       output (position 9 is in the answer)
     40         0         5       8       store (shard 0 of the datastore)
 
-The pointers lead to two different tokens, 7 and 8. The next table shows the fields of `PointerCounts`
-and `NodeCounts`. A triple contains the values for prompt, output and store:
+The pointers lead to two different tokens, 7 and 8. The next table shows the fields of
+`PointerCounts` and `NodeCounts`. A triple contains the values for prompt, output and store:
 
     counts      token   by_band                        longest     nearest   tokens
     =========   =====   ============================   =========   =======   =========
