@@ -197,9 +197,13 @@ def describe_token(
 def _blend(node: NDArray[np.int32], token: NDArray[np.int32]) -> tuple[float, float, int]:
     """Estimate a token's probability from one source, by blending match lengths.
 
-    The method is PPM (prediction by partial matching). For each match length, the function computes
-    the fraction of matches that are followed by the token. It blends this fraction with the result
-    for the next shorter length.
+    The method is PPM (prediction by partial matching). The function processes the length bands from
+    short to long matches. For each band, it counts the matches of this length or longer: n matches
+    in total, of which t are followed by the token. The estimate starts at 0 and is updated to
+
+        (t + _ESCAPE * previous estimate) / (n + _ESCAPE)
+
+    Bands without matches are skipped. Many long matches therefore outweigh the shorter ones.
 
     Args:
         node: Number of the node's matches, by length band.

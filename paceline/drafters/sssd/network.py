@@ -95,9 +95,9 @@ def confidence_of(
 ) -> float:
     """Return the network's confidence in one token; call `begin_node` first.
 
-    Consider the tokens that occur once in the datastore and not in the request. If the matches
-    before two such tokens have the same length, the tokens have the same inputs. The function
-    therefore computes their confidence only once per match length.
+    After a node, many tokens occur only once in the datastore, and never in the request. The inputs
+    of such a token depend only on the length of the match before it. The function therefore
+    computes the confidence of these tokens only once per match length.
 
     Args:
         network: Inputs and hidden units, to be updated.

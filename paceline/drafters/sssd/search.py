@@ -1,6 +1,7 @@
 """Grow a draft tree, most likely paths first, for `fusion=calibrated`.
 
-The frontier contains the candidates for the next node, with their path probabilities. For example:
+The frontier contains the candidates for the next node, with their path probabilities. In this
+example, 7-4 is the token 4 after the node 7:
 
 1. The tree contains only the root.               frontier == []
 2. Find the matches of the root, and add the

@@ -1,21 +1,32 @@
 """Propose tokens for draft nodes that have no long match in earlier text.
 
-`add_weak_matches` adds two kinds of weak matches to such a node: skipped tokens and related tokens.
+`add_weak_matches` gives such a node pointers of two kinds, called weak matches. In the examples,
+"?" is the next token.
+
+The first kind skips the newest token. Only the root gets weak matches of this kind:
+
+                     =============
+    earlier text      1   2   3   4     "1 2" matches; the next token, 3, is skipped
+    newest tokens     1   2   9   ?     "1 2" matches; the newest token, 9, is skipped
+                     =============
+
+After the skipped 3, the earlier text continues with 4, so 4 is proposed. The pointer to this 4 has
+the match value SKIPPED.
+
+The second kind repeats a token at the same distance as in earlier text:
+
+                     =============
+    earlier text     20   7  21   7     the last 7 repeats the token 2 positions before it
+    newest tokens    20   9  21   ?     the token 2 positions before "?" is 9
+                     =============
+
+The earlier text thus votes for the distance 2, and 9 is proposed. The pointer to this 9 has the
+match value -1 after one vote, -2 after two votes, and so on.
+
+A child node inherits the pointers that lead to its token, including those of weak matches. An
+inherited weak match counts as a match of one token.
+
 In addition, `follow_copy` finds the position in the request from which text is being copied.
-
-A skipped token: suppose that the request is 1 2 3 4 ... 1 2 9, and that 9 never occurred before.
-The search skips the token after "1 2", which was 3 and is now 9. After the skipped token, the
-earlier text has 4, so the search proposes 4. The pointer to this 4 has the match value SKIPPED.
-
-Related tokens: suppose that the request is 20 7 21 7 ... 20 9 21.
-
-    before == 20  7 21  7     after 21, the text repeats the token 2 positions earlier (7)
-    now    == 20  9 21  ?     the token 2 positions earlier is 9: one vote for 9
-
-The pointer to this 9 has the match value -1 for one vote, -2 for two votes, and so on.
-
-If only weak matches propose the token of a draft node, the node inherits the pointers of these weak
-matches. Each inherited pointer then counts as a match of one token.
 """
 
 from __future__ import annotations
@@ -45,14 +56,20 @@ _ANYWHERE = 1 << 30  # larger than any distance
 def follow_copy(pool: Pool, begin: int, end: int, expected: int) -> int:
     """Return the position from which the request is copying text; negative if none.
 
-    For example, if the newest tokens repeat the tokens at positions 10 to 14, the copy continues at
-    position 15. The result is then 15.
+    For example, if the newest tokens repeat the tokens at positions 10 to 14, the result is 15,
+    because the copy continues there.
+
+    The function chooses among the root's match pointers into the request. If a match is at least
+    COPY_MATCH tokens long, only the longest matches are considered. Otherwise, all matches near
+    `expected` are considered. The pointer closest to `expected` wins. If no match qualifies, the
+    result is `expected`.
 
     Args:
         pool: Match pointers of the tree: positions after earlier occurrences of the same tokens.
         begin: Index of the first match pointer of the root.
         end: Index after the last match pointer of the root.
-        expected: Position at which the copy continues if nothing was inserted or omitted.
+        expected: Position at which the copy continues if nothing was inserted or omitted; negative
+            if nothing has been copied yet.
     """
     longest = 0
     for index in range(begin, end):
@@ -79,13 +96,8 @@ def add_weak_matches(
 ) -> tuple[int, int]:
     """Add weak matches to a node, unless the node has a long match.
 
-    There are two kinds of weak matches:
-
-    - A match that ignores the newest token. For example, the earlier text is 1 2 3 4, and the
-      request ends in 1 2 9. The match ignores 3 and 9, and proposes 4.
-    - A repetition at the same distance as in earlier text. For example, the earlier text is
-      20 7 21 7, and the request ends in 20 9 21. The second 7 repeats the token two positions
-      before it. Two positions before the request's next token is a 9, so 9 is proposed.
+    The module docstring explains both kinds of weak matches by example. `_skip_last` adds matches
+    that skip the newest token. `_relate` adds repetitions of recent tokens.
 
     Args:
         sources: Texts that are searched.
@@ -112,8 +124,10 @@ def add_weak_matches(
 def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[int, int]:
     """Propose tokens from earlier text that differs only in the newest token.
 
-    The function finds earlier occurrences of the two tokens before the newest token. After each
-    occurrence, it skips one token and proposes the following one.
+    The function searches the request and the datastore for the two tokens before the newest token.
+    After each occurrence, it skips one token and proposes the token that follows. For example, the
+    newest tokens are 1 2 9, and an earlier text is 1 2 3 4. The function finds "1 2", skips 3, and
+    proposes 4.
 
     Returns:
         (new number of pointers, -1); if a shard is damaged, (DAMAGED, index of the shard).
@@ -149,15 +163,15 @@ def _skip_last(sources: Sources, pool: Pool, count: int, query: Query) -> tuple[
 def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, query: Query) -> int:
     """Propose repetitions of recent tokens, at the same distances as in earlier text.
 
-    1. Each pointer in `offered` leads to a token after matching text. If that token repeats a token
-       shortly before it, the distance between the two tokens gets one vote.
+    1. Each pointer in `offered` leads to a token in earlier text. If this token repeats a token
+       shortly before it, the distance between the two tokens gets one vote (`_relation`).
     2. The function selects the distances with the most votes, at most MAX_RELATED of them.
     3. For each selected distance d, the function proposes the token d positions before the next
        token.
 
-    For example, earlier text was "= 7 >> 7", and the text now ends in "= 9 >>". In the earlier
-    text, the second 7 repeats the token two positions before it, so the distance 2 gets a vote. Two
-    positions before the next token, the text now has a 9. The function therefore proposes 9.
+    For example, the earlier text is "= 7 >> 7", and the newest tokens are "= 9 >>". A pointer leads
+    to the second 7, which repeats the token two positions before it. The distance 2 gets a vote.
+    Two positions before the next token, the text now has a 9. The function therefore proposes 9.
 
     Returns:
         The number of pointers in `pool` after the call.
@@ -186,14 +200,22 @@ def _relate(sources: Sources, pool: Pool, offered: PointerRange, count: int, que
 
 @kernel
 def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> int:
-    """Return the distance to an earlier token that a proposed token repeats, or 0.
+    """Return how far before a proposed token its earlier copy is, or 0 if none.
 
-    For example, the text 20 7 21 7 and the query 20 9 21 match at 21, so `pointer` proposes the
-    second 7. This 7 repeats the token two positions earlier, where the text has 20 7 and the query
-    has 20 9. The distance is 2.
+    In this example, `pointer` leads to the second 7 in the earlier text. The match before it is the
+    single token 21:
 
-    In general, the text and the query must have different tokens at that distance, but equal tokens
-    one position earlier. The distance is longer than the match, and at most `reach`.
+                         =============
+        earlier text     20   7  21   7
+        query            20   9  21
+                         =============
+
+    The second 7 repeats the token 2 positions before it, so the result is 2. In general, the result
+    is the smallest distance d, from the match length + 1 to `reach`, with these properties:
+
+    - The token d positions before the proposed token equals the proposed token.
+    - The query has a different token at that place (here, 9 instead of 7).
+    - The tokens one place earlier are equal (here, both are 20).
 
     Args:
         sources: Texts that are searched.
