@@ -45,9 +45,9 @@ class FitSettings:
         min_pairs: Minimum number of pairs. If a model is too slow to generate them, no draft head
             is fitted.
         max_seconds: Time limit in seconds, after which no new forward pass starts.
-        ridge: Ridge penalty, expressed as a number of additional pairs per input dimension. In
-            each additional pair, one dimension has its average size; all other dimensions and the
-            next state are 0.
+        ridge: Strength of the ridge penalty, which keeps the weights small. The penalty has the
+            effect of this number of additional pairs per input dimension. In such a pair, the
+            dimension has its average size; all other dimensions and the next state are 0.
         num_token_ids: Size of the reduced draft vocabulary, which consists of the lowest ids. Most
             tokenizers number their tokens in merge order, so low ids are frequent tokens.
     """

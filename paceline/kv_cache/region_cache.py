@@ -30,8 +30,10 @@ _SHARED = np.zeros((1, 1), dtype=np.int64)
 class RegionCache(SlotCache):
     """KV cache in which each slot has a region of cache positions.
 
-    The keys and the values of a layer are tensors [1, heads, positions of all slots, dim]. Their
-    first stride is one position, so that row r of a tensor begins at cache position r.
+    The keys and the values of a layer are tensors [1, heads, positions of all slots, dim].
+    Attention finds the keys of a request at the address of the tensor plus row * stride(0). In
+    these tensors, stride(0) is a single cache position. The row of a request is therefore the cache
+    position at which the region of its slot begins.
 
     Args:
         layers: Number of decoder layers.
@@ -131,8 +133,8 @@ class RegionCache(SlotCache):
         Args:
             address: Index of a memory block, and index of the store within this block.
         Returns:
-            The store. The first stride of its tensor is one cache position, so row r of the tensor
-            begins at cache position r.
+            The store. In its tensor, stride(0) is one cache position, so row r of the tensor begins
+            at cache position r.
         """
         store = self.blocks.store(address)
         _, *strides = store.tensor.stride()

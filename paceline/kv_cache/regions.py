@@ -58,7 +58,9 @@ class Regions:
         return int((self.first + self.sizes).max(where=self.sizes > 0, initial=0))
 
     def select(self, slots: list[int], num_slots: int) -> None:
-        """Keep only some slots, renumber them from 0, and add free slots.
+        """Change the number of slots; keep the regions of some slots, and free all others.
+
+        The slots that are kept get the new numbers 0, 1, 2, ... Their regions do not move.
 
         Args:
             slots: Slots to keep, in their new order.
@@ -106,7 +108,7 @@ class Regions:
         """Move all slots' regions to the lowest positions; return the moves in order.
 
         Args:
-            last: Slot whose region comes last. All other regions move to lower positions, or stay.
+            last: Slot whose region comes last. No other region moves to a higher position.
         """
         order = [slot for slot in np.argsort(self.first, kind="stable").tolist() if slot != last]
         moves, free = [], 0

@@ -28,8 +28,8 @@ class WriteWindow:
             plus 1.
         in_order: Whether the columns of every row have consecutive cache positions.
         start: First cache position that attention sees.
-        key_rows: For each request, the row of the visible-key tensor at which the request's cache
-            positions begin, [requests].
+        key_rows: For each request, the row of the key tensor at which the request's cache positions
+            begin, [requests]. The key tensor contains only the keys that attention sees.
         gathered: Cache positions that attention sees for each request, [requests, visible]; None
             if attention can use a view of the keys without copying them.
         indices: Cached results of `row_index`.
@@ -54,10 +54,10 @@ class WriteWindow:
         slot_length: int,
         device: torch.device,
     ) -> Tensor:
-        """Return the indices of the tensor rows at the given cache positions.
+        """Return the rows of a layer's keys (or values) at the given cache positions.
 
-        The tensor is a view of all keys (or all values) of one layer, with the shape
-        [slots * heads * slot_length, dim].
+        The keys of one layer are viewed as a matrix [slots * heads * slot_length, dim]. In this
+        matrix, the row of a key is (slot * heads + head) * slot_length + cache position.
 
         Args:
             slots: Slots, [n, width] or [n, 1].
@@ -183,9 +183,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_seq_length(self) -> int:
         """Return the number of tokens in the longest row before this forward pass.
 
-        The result is the number of visible cache positions minus the number of new tokens in a row.
-        If a row packs several requests, the new tokens of all requests are subtracted. The result
-        is then too small, but never negative.
+        The result is max(0, visible cache positions - columns in a row). If a single row contains
+        several requests, the columns of all requests are subtracted. The result is then too small.
         """
         return max(0, self._owner.window.visible - int(self._owner.window.positions.shape[-1]))
 

@@ -82,9 +82,11 @@ def _encode_q4_k(values: Tensor) -> Tensor:
 def _fitted_line(values: Tensor) -> _Line:
     """For each sub-block, find the scale and minimum with the least squared error.
 
-    Each of several trials divides the range of the values into a slightly different number of
-    levels, and rounds each value to the nearest level. A linear regression of the values on their
-    levels then determines the trial's scale and minimum.
+    The function makes several trials, and keeps the best result for each sub-block. In a trial, it
+
+    1. divides the range of the values into levels (each trial uses a different number of levels),
+    2. rounds each value to the nearest level, and
+    3. fits the scale and the minimum to the values and their levels by linear regression.
     """
     lowest = values.amin(1, keepdim=True).clamp(max=0)
     spread = values.amax(1, keepdim=True).clamp(min=0) - lowest
@@ -138,9 +140,15 @@ def _six_bits(values: Tensor) -> tuple[Tensor, Tensor]:
 def _packed_scales(scales: Tensor, minima: Tensor) -> Tensor:
     """Pack eight scales and eight minima of six bits into 12 bytes.
 
-    The lower six bits of the first eight bytes hold the first four scales and minima. The upper
-    two bits of the same bytes hold the upper two bits of the other scales and minima. The last
-    four bytes hold the lower four bits of the other scales and minima.
+    Let s0 to s7 be the scales, and m0 to m7 the minima:
+
+        bytes      lower bits                        upper bits
+        =======    ==============================    ==============================
+        0 to 3     s0 to s3, all six bits            s4 to s7, their upper two bits
+        4 to 7     m0 to m3, all six bits            m4 to m7, their upper two bits
+        8 to 11    s4 to s7, their lower four bits   m4 to m7, their lower four bits
+
+    For example, byte 0 holds s0 and the upper two bits of s4.
     """
     first, last = (scales[:, :4], minima[:, :4]), (scales[:, 4:], minima[:, 4:])
     upper = [low | high >> 4 << 6 for low, high in zip(first, last, strict=True)]

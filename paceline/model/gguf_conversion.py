@@ -71,9 +71,10 @@ def loaded_names(model: PreTrainedModel) -> Iterator[str]:
 def order_of_rows(
     conversion: Conversion, name: str, shapes: Mapping[str, Sequence[int]]
 ) -> NDArray[np.int64] | None:
-    """Return the row permutation that a conversion applies to a weight.
+    """Return the order in which a conversion puts the rows of a weight, or None.
 
-    To find the permutation, the function converts tensors that contain row indices.
+    If a conversion only reorders rows, the weight can stay packed. To find the order, the function
+    runs the conversion on test tensors in which every row contains its own row number.
 
     Args:
         conversion: Conversion to examine.
@@ -81,8 +82,8 @@ def order_of_rows(
         shapes: Shapes of the tensors that make up the weight, by name.
     Returns:
         For every row of the weight, the index of that row in the file. None means that the
-        conversion does more than reorder rows. For tensors with more than two axes and for weights
-        made from several tensors, the result is either the original order or None.
+        conversion does more than reorder rows. Tensors with more than two axes, and weights made
+        from several tensors, must keep their order; for any other order, the result is None.
     """
     # The values start at 1, so that scaling or shifting changes all of them.
     probes = [(*shape[:-1], 1) if len(shape) > 1 else tuple(shape) for shape in shapes.values()]

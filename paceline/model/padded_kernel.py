@@ -17,6 +17,9 @@ def arrange_rows(
 ) -> None:
     """Fill the arrays of a `PaddedBatch`.
 
+    Each row consists of padding, pending tokens, nodes and more padding. In every row, the newest
+    pending token (the root) is in column `front` - 1, and the first node is in column `front`.
+
     Args:
         counts: [4, rows]. For each row, the numbers of cached tokens, pending tokens and nodes,
             and the token that fills its padding.

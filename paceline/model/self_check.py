@@ -224,11 +224,13 @@ def plain_logits(model: CachedLM, token_ids: list[int], count: int = 1) -> torch
 def count_differing_rows(alone: CachedLM, batched: CachedLM) -> tuple[int, int]:
     """Compare, bit for bit, the logits of short texts alone and in a batch.
 
-    The batch contains two requests, of which the first has a draft tree. The logits of the first
-    request are compared with its logits when decoded alone. The comparison finds faults that do not
-    show in individual modules, for example in the model's attention code or in sums over rows. If
-    rotary frequencies depend on the text length, the comparison is repeated with frequencies for a
-    long text, first for one of the two requests and then for the other.
+    The batch contains two requests, of which the first has a draft tree. The function compares the
+    logits of this request with those that the model computes for the request alone. The comparison
+    finds faults that do not show in individual modules, for example in the model's attention code
+    or in sums over rows.
+
+    If rotary frequencies depend on the text length, the function also compares batches in which one
+    of the two requests uses the frequencies of a long text.
 
     Args:
         alone: Model that decodes one request at a time.

@@ -3,8 +3,8 @@
 The draft model proposes only tokens that exist in both tokenizers (token-level intersection, TLI;
 Timor et al. 2025, arXiv 2502.05202). The draft model's distribution is renormalised over these
 tokens, so every verification rule stays exact. The target's tokens are converted to the draft
-model's ids one by one. If a token is missing from the draft model's tokenizer, this tokenizer
-splits the token's text, and the draft model receives the last of the resulting tokens.
+model's ids one by one. If the draft model's tokenizer lacks a token, it splits the token's text
+into smaller tokens, and the draft model receives only the last of these.
 """
 
 from __future__ import annotations

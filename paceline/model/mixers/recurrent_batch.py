@@ -21,7 +21,13 @@ class RecurrentBatch:
     """Tokens of a forward pass, one row per request, in text order.
 
     A row consists of pending tokens, nodes and padding, in this order. Padding entries refer to the
-    column of the newest pending token, and their results are not used.
+    column of the newest pending token, and their results are not used. For example, a request has
+    two pending tokens, two nodes below the root, and one node below the first of these:
+
+        token      pending   pending (root)   node 0   node 1   node 2
+        =======    =======   ==============   ======   ======   ======
+        index      0         1                2        3        4
+        parents    -1        0                1        1        2
 
     Attributes:
         slots: Slot of each request, [requests].

@@ -1,9 +1,18 @@
 """Run projection modules that mix each token with a few tokens before it.
 
-The state of such a module consists of the module's last inputs. `WindowMixer` calls the module's
-own `forward` without a cache, on one sequence. The sequence contains the stored inputs and pending
-tokens of each request, followed by all tree nodes. Before each node, the sequence repeats the few
-tokens that precede the node on its path. The outputs of the repeated tokens are not used.
+The state of such a module consists of the module's last inputs, which the cache stores. For a batch
+of draft trees, `WindowMixer` builds one sequence of inputs, and calls the module's own `forward`
+once, without a cache. The sequence begins with the stored inputs and the pending tokens of each
+request. Then follow all tree nodes. Before each node, the sequence repeats the few tokens that
+precede the node on its path.
+
+For example, a request has the stored inputs s and t, the pending tokens a and b, and the nodes c
+(after b) and d (after c). The outputs of the repeated tokens are not used:
+
+                       ===========   =======   =======
+    sequence           s  t  a  b    a  b  c   b  c  d
+    outputs in use           a  b          c         d
+                       ===========   =======   =======
 """
 
 from __future__ import annotations
@@ -105,9 +114,9 @@ def window_mixer(twin: nn.Module) -> WindowMixer | None:
 def _sequence(
     batch: RecurrentBatch, size: int, num_columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the module's input sequence, and the positions of the columns' outputs.
+    """Return the module's input sequence, and the index of each column in it.
 
-    A column is a token of the forward pass.
+    A column is a token of the forward pass. The module docstring shows an example of a sequence.
 
     Args:
         batch: Tokens of the forward pass.
@@ -115,9 +124,10 @@ def _sequence(
         num_columns: Number of columns in the forward pass.
         device: Device of the results.
     Returns:
-        The source of each element of the sequence, int64 [length], and the position of each
-        column's output in the sequence, int64 [num_columns]. A source is an index into a list of
-        the stored inputs of all requests, followed by all columns.
+        Two int64 tensors. The first, [length], contains the source of each element of the sequence:
+        an index into the list that consists of the stored inputs of all requests, followed by all
+        columns. The second, [num_columns], contains the index in the sequence at which the output
+        of each column is found.
     """
     key = "window", size, num_columns, device
     if key not in batch.derived:
