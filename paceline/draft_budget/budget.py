@@ -17,10 +17,13 @@ too slow. In this case, cutting trees would not help, because the draft model ha
 the budget receives a tree.
 
 A batch with several drafters may contain both whole trees (without confidences) and trees that can
-be cut. In a padded batch, all trees are padded to the width of the widest whole tree, so keeping
-nodes up to this width adds no rows. To divide the cost of whole trees among their drafters, the
-budget sorts these drafters by width, from the narrowest trees to the widest. The cost of a drafter
-includes only the rows that its trees add to the rows of the preceding drafters.
+be cut. In a padded batch, every tree is padded to the width of the widest tree. This has two
+effects:
+
+- Up to the width of the widest whole tree, nodes of other trees add no rows. The budget keeps them.
+- Whole trees of several drafters share rows. To divide their cost, the budget adds the drafters one
+  after another, from the narrowest trees to the widest. The cost of a drafter includes only the
+  rows that its trees add.
 """
 
 from __future__ import annotations
@@ -255,8 +258,9 @@ def _charge_drafting(
 ) -> None:
     """Add the draft models' running time to the cost of their drafts.
 
-    A paused drafter has not run its draft model. The function skips such a drafter, so the step
-    does not affect the drafter's statistics.
+    The added cost is the draft model's running time, divided by the duration of a step without
+    trees. A paused drafter has not run its draft model. The function skips such a drafter, so the
+    step does not affect the drafter's statistics.
 
     Args:
         cut: Drafts of the step, after the cut.

@@ -105,9 +105,11 @@ def _drafted_gain(outcomes: Sequence[Outcome]) -> float:
     """Return the number of tokens that drafts added to a step.
 
     The result is n * (m - 1) for n requests with drafts, where m is the harmonic mean of their
-    token counts. If drafts speed up only one request, this request ends earlier. The steps of the
-    remaining requests then become only slightly shorter. The harmonic mean therefore gives little
-    weight to drafts that help only one request.
+    token counts. For example, if two requests got 1 and 4 tokens, then m = 2 / (1/1 + 1/4) = 1.6,
+    and the result is 1.2.
+
+    The harmonic mean gives little weight to drafts that help only one request. Such drafts let this
+    request end earlier, but hardly shorten the steps of the remaining requests.
     """
     drafted = [outcome for outcome in outcomes if len(outcome.tree)]
     if not drafted:

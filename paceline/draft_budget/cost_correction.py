@@ -15,9 +15,10 @@ class CostCorrection:
     two averages of log(measured / expected): one for steps with drafts, and one for steps without
     drafts. Unlike a `MovingAverage`, both averages start as plain means and limit outliers.
 
-    Each step also moves the average for the other kind of step towards the average for its own
-    kind. An average over only a few steps moves faster, because other programs may have disturbed
-    all of these steps.
+    A step with drafts updates the average for steps with drafts. In addition, the step moves the
+    average for steps without drafts a little towards the updated average. A step without drafts
+    does the reverse. An average over only a few steps is moved further, because other programs may
+    have disturbed all of these steps.
 
     Args:
         settings: Rates and limits of the averages.

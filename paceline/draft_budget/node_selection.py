@@ -83,6 +83,10 @@ class NodeSelector(ABC):
     def charge(self, seconds: Floats) -> None:
         """Set the `cost` of drafts that cannot be cut, for use by `DraftingBackoff`.
 
+        The method adds these drafts to the step one after another, those with the fewest units
+        first. The cost of drafts is a ratio: the duration of the step after they were added,
+        divided by the duration before.
+
         Args:
             seconds: Duration of the step for 0, 1, ... units (`NodeSelector`), [1 + num_units].
         """

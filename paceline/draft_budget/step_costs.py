@@ -75,10 +75,11 @@ class StepCosts:
     def token_values(self, num_tokens: Sequence[int]) -> Floats:
         """Return the relative value of one token for each request; the mean is 1.
 
-        Each accepted token saves one row in a later forward pass. The token saves a whole step only
-        if its request is the last to finish. A token is therefore most valuable for requests that
-        have generated the fewest tokens. For requests that are far ahead, a token is worth little
-        more than the saved row.
+        The value of a token is the time that the token is expected to save. Every accepted token
+        saves one row in a later forward pass. If its request is the last to finish, the token saves
+        a whole step. Most likely, the last request is the one with the fewest generated tokens, so
+        a token of this request has the highest value. For requests that are far ahead, the value is
+        little more than that of the saved row.
 
         Args:
             num_tokens: Number of tokens generated so far for each request.

@@ -136,8 +136,11 @@ def _keys(request: Request, tree: DraftTree) -> list[tuple[int, int]]:
 def _rounds(trees: Sequence[DraftTree]) -> list[_Round]:
     """Divide the nodes of all trees into rounds, which are computed one after another.
 
-    A node's parent and earlier siblings belong to earlier rounds. Among a tree's rows, row 0
-    belongs to the root, and row i + 1 to node i.
+    The share of a node depends on its parent and on its earlier siblings, so all of these belong to
+    earlier rounds. For example, a tree has the nodes 0 and 1 below the root, and node 2 below node
+    0. The first round contains node 0. The second round contains the nodes 1 and 2.
+
+    Among a tree's rows, row 0 belongs to the root, and row i + 1 to node i.
     """
     rounds: list[_Round] = []
     start = 0

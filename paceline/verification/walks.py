@@ -151,12 +151,15 @@ def _last_from_root(
 
 
 def _coin_of(request: Request, tree: DraftTree, leaf_first: bool) -> _Coin:
-    """Return a function that decides whether a node's random number is below a value.
+    """Return a function that decides at random whether to accept a node.
 
-    The random number is computed from the seed, the node, and a position in the answer. Rejection
-    sampling tests each position in only one step, so the random number depends on the node's own
-    position. Traversal verification may test a position again in a later step. To get new random
-    numbers in that step, it uses the step's first position for all nodes.
+    The function receives a node and its acceptance probability. It returns True if the node's
+    random number is below this probability. The random number is computed from the request's seed,
+    the node, and a position in the answer:
+
+    - Rejection sampling tests each position in only one step, so it uses the node's own position.
+    - Traversal verification may test a position again in a later step, and then needs new random
+      numbers. It therefore uses the step's first position for all nodes.
     """
     seed, start = request.params.seed, len(request) - request.prompt_length
     depths = node_depths(tree.parents)
