@@ -87,15 +87,14 @@ _LESS, _EQUAL, _MORE, _BAD = -1, 0, 1, 2
 def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tuple[int, int]:
     """Find the suffixes that match the query, within a range of ranks.
 
-    A rank is an index in the suffix array. The comparison skips the first `depth` tokens of each
-    suffix.
+    A rank is an index in the suffix array. All suffixes in the range must begin with the same
+    `depth` tokens. The function compares the query with the tokens that follow these.
 
     Args:
         row: Shard to search.
         low: First rank of the range.
         high: Last rank of the range, plus one.
-        depth: Number of tokens to skip. All suffixes in the range begin with the same `depth`
-            tokens.
+        depth: Number of leading tokens of each suffix to skip in the comparison.
         query: Tokens to find.
     Returns:
         First rank of the matching suffixes, and last rank plus one; (0, 0) if no suffix matches;
@@ -123,6 +122,9 @@ def within(row: ShardRow, low: int, high: int, depth: int, query: Query) -> tupl
 def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bool) -> int:
     """Find the first rank in [low, high] whose suffix is not less than the query.
 
+    Suffixes are sorted by their tokens. The binary search compares only as many tokens of a suffix
+    as the query has.
+
     Args:
         row: Shard to search.
         low: First rank of the range.
@@ -149,10 +151,9 @@ def edge(row: ShardRow, low: int, high: int, depth: int, query: Query, after: bo
 def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
     """Compare a suffix, without its first `depth` tokens, with the query.
 
-    The comparison ends with the last token of the query.
-
     Returns:
-        _LESS, _EQUAL or _MORE; or _BAD for a damaged page.
+        _EQUAL if the suffix begins with the query. Otherwise, _LESS or _MORE if the suffix comes
+        before or after the query, or _BAD if a page is damaged.
     """
     position = suffix(row, rank)
     if position < 0:
@@ -173,11 +174,12 @@ def _compare(row: ShardRow, rank: int, depth: int, query: Query) -> int:
 def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
     """Find the pivots whose first tokens match the query.
 
-    Every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens, packed into one number.
+    Every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens, packed into one number. Pivots
+    are sorted like the suffixes.
 
     Returns:
-        The number of pivots that are less than the query, and the number of pivots that are not
-        greater than the query; (DAMAGED, 0) if a page is damaged.
+        A range (first, last): the pivots with the indices `first` to `last` - 1 match. (DAMAGED, 0)
+        if a page is damaged.
     """
     bits = 8 * row.token_bytes
     min_key, max_key = np.uint64(0), np.uint64(0)
@@ -203,11 +205,11 @@ def among_pivots(row: ShardRow, query: Query) -> tuple[int, int]:
 
 @kernel
 def _first_pivot(row: ShardRow, low: int, high: int, key: np.uint64, after: bool) -> int:
-    """Find the index, from `low` to `high`, of the first pivot not less than `key`.
+    """Return the index of the first pivot that is not less than `key`.
 
-    Every SUFFIXES_PER_PIVOT-th suffix has a pivot: its first tokens, packed into one number. If
-    `after` is True, the pivot must be greater than `key`. The result is DAMAGED if a page is
-    damaged.
+    If `after` is True, the function looks for the first pivot that is greater than `key`. Only the
+    pivots `low` to `high` - 1 are searched. If none of them qualifies, the result is `high`. If a
+    page is damaged, the result is DAMAGED.
     """
     while low < high:
         middle = (low + high) // 2

@@ -2,10 +2,14 @@
 
 The sort compares only the first SORTED_TOKENS tokens of every suffix, because no search compares
 more tokens. The running time is therefore linear in the length of the text, even in the worst case,
-such as a single repeated token. A counting sort puts the suffixes into buckets by their first
-token, and a three-way quicksort then sorts each bucket. The quicksort compares as many tokens as
-fit into a 64-bit key. A run of suffixes with equal keys is then sorted by the next tokens, with
-insertion sort if the run is short. Several threads sort the buckets, which are independent.
+such as a single repeated token. The sort has three steps:
+
+1. A counting sort puts the suffixes into buckets by their first token.
+2. A three-way quicksort sorts each bucket by 64-bit keys, which pack the next few tokens.
+3. Suffixes with equal keys form a run, which is sorted by the tokens after those in the key. Short
+   runs use insertion sort. Long runs use step 2 again, with new keys.
+
+The buckets are independent, so several threads can sort them.
 """
 
 from __future__ import annotations
@@ -57,7 +61,8 @@ class SortBuffers(NamedTuple):
     Attributes:
         keys: Sort keys of the suffixes in the current bucket, [size of the largest bucket].
         ends: For each level of the sort, the end of the range that is being sorted,
-            [_MAX_LEVELS]. At each deeper level, the suffixes in the range share more tokens.
+            [_MAX_LEVELS]. Level 0 sorts the whole bucket. Each deeper level sorts a run of suffixes
+            whose keys at the level above are equal.
         pending: Bounds of the parts that quicksort has yet to sort, [MAX_PENDING].
     """
 
@@ -150,8 +155,8 @@ def _fill_buckets(
     """Write the position of every token to the token's bucket in the suffix array.
 
     A bucket is the range of the suffix array for suffixes whose first token is in the same small
-    range of ids. At the start, `ends` [buckets] contains the first index of each bucket. At the
-    end, `ends` contains the index after each bucket's last entry.
+    range of ids. `ends` [buckets] contains the index of the next free entry in each bucket. At the
+    start, this is the bucket's first index. At the end, it is the index after the bucket.
     """
     for position in range(text.size):
         if text[position] != separator:
@@ -188,8 +193,9 @@ def _sort_bucket(
 ) -> None:
     """Sort a bucket's suffixes by their tokens from `depth` onwards.
 
-    A sort key contains a few tokens of a suffix. The next level sorts suffixes with equal keys by
-    the tokens that follow those in the key.
+    At level 0, the function sorts the whole bucket by keys, which contain a few tokens of each
+    suffix. Suffixes with equal keys form a run. The next level sorts the run by the tokens that
+    follow those in the keys, and so on.
     """
     keys, ends = buffers.keys[: run.size], buffers.ends
     step = min(64 // packed.bits, SORTED_TOKENS)  # tokens per key

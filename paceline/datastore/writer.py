@@ -215,9 +215,12 @@ class _Writer:
     def merged(self, shards: Sequence[ShardInfo]) -> list[ShardInfo]:
         """Merge the newest of the given shards, and return the resulting shards.
 
-        Afterwards, each shard has at least MERGE_RATIO times as many tokens as the next one. The
-        number of shards therefore grows logarithmically with the number of tokens, as does the
-        number of times each token is sorted.
+        The last shard is merged with the shards before it while these are less than MERGE_RATIO
+        times as large, unless the merged shard would be too large. Afterwards, each shard is at
+        least MERGE_RATIO times as large as the next one, except for such large shards.
+
+        The number of shards therefore grows logarithmically with the number of tokens. The same
+        applies to the number of times that each token is sorted.
 
         Args:
             shards: Shards to merge, oldest first.
