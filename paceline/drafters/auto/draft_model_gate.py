@@ -8,14 +8,18 @@ number of tokens accepted from the first tree, minus the number that would have 
 the second. The gain varies much less between texts than either of these two numbers.
 
 The cost is the time that the draft model takes. There is a separate gate for each number of
-requests in a step. A gate is open, and runs the draft model, if the gain times the current seconds
-per token is at least the cost. The gate uses an upper confidence bound (UCB) of the gain, so that a
-few bad trials do not close the gate. The faster the draft model is, the more evidence the gate
-requires before closing. A closed gate tries the draft model again with exponential back-off. Trials
-take at most a fixed share of the time, so the gate rarely tries a draft model that is slower than
-the target. A new gate starts with a copy of the measurements of another gate, the one whose number
-of requests is closest. The gain depends little on the confidence of the other draft sources, so
-gates ignore this confidence (docs/development/design-notes.md).
+requests in a step. A gate is open, and runs the draft model, if
+
+    gain * current seconds per token >= cost
+
+The gate uses an upper confidence bound (UCB) of the gain, so that a few bad trials do not close the
+gate. The faster the draft model is, the more evidence the gate requires before closing. A closed
+gate tries the draft model again with exponential back-off. Trials take at most a fixed share of the
+time, so the gate rarely tries a draft model that is slower than the target.
+
+A new gate starts with a copy of the measurements of another gate, the one whose number of requests
+is closest. The gain depends little on the confidence of the other draft sources, so gates ignore
+this confidence (docs/development/design-notes.md).
 """
 
 from __future__ import annotations

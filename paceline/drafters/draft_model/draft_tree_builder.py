@@ -3,13 +3,14 @@
 The tree grows in rounds. In each round, one forward pass of the draft model processes the whole
 tree so far. For a small model, a forward pass over twenty tokens costs about as much as a forward
 pass over one token, so a round extends all new nodes at once. In each round, the caller calls
-`newest` and `question`, runs the forward pass, and calls `learn_answers`. Each column of this
-example describes one round:
+`newest` and `question`, runs the forward pass, and calls `learn_answers`. For example:
 
-    nodes to extend    == the root         7 and 8
-    input tokens       == the root         the root, 7, 8, and text looked up after 7 and 8
-    predicted tokens   == 7 or 8           1 after 7; 3 or 4 after 8
-    nodes of the tree  == 7, 8             7, 8; 1 below 7; 3 and 4 below 8
+                         round 1         round 2
+                         ========        =================================================
+    nodes to extend      the root        7 and 8
+    input tokens         the root        the root, 7, 8, and text looked up after 7 and 8
+    predicted tokens     7 or 8          1 after 7; 3 or 4 after 8
+    nodes of the tree    7, 8            7, 8; 1 below 7; 3 and 4 below 8
 
 `finished` returns the nodes whose paths are likely enough to be verified.
 """

@@ -36,8 +36,12 @@ def inspirations(
 
     The paper (Zhao et al. 2024) calls this method inspiration. A phrase starts with the target's
     prediction after a node. If a child of the node has the predicted token, the phrase continues
-    with the target's prediction after that child, and so on, up to N - 1 tokens. The context of a
-    phrase consists of the tokens before the phrase (`context_of`).
+    with the target's prediction after that child, and so on, up to N - 1 tokens.
+
+    For example, the target predicts 5 after a node. The node has a child with the token 5, after
+    which the target predicts 8. This child has no child with the token 8, so the phrase is (5, 8).
+
+    The context of a phrase consists of the tokens before the phrase (`context_of`).
 
     Args:
         outcome: Result of verifying a draft tree.

@@ -100,12 +100,17 @@ class Pia(Drafter):
 class Selection:
     """Selects a draft tree from phrases in a request's prompt and in all outputs.
 
+    If the phrases have more than `limit` nodes, the tree consists of two groups of nodes:
+
+    - The nodes that occurred most often in outputs. They fill at most half of the tree.
+    - Of all other nodes, those with the highest scores. They fill the rest. The score is a weighted
+      sum of the node's occurrences in the prompt and in outputs.
+
+    If several nodes tie for the last places, the first ones in depth-first order are selected.
+
     Attributes:
         request: Id of the request.
-        limit: Maximum number of nodes in the tree. If there are more candidates, half of the tree
-            consists of the nodes that occurred most often in outputs. The remaining nodes with the
-            highest scores fill the other half. The score is a weighted sum of a node's occurrences
-            in the prompt and in outputs. Ties at the limit are resolved in depth-first order.
+        limit: Maximum number of nodes in the tree.
         tokens: Token id of each selected node.
         parents: Index of each node's parent; -1 for children of the root.
         shares: Confidence of each node: its score, divided by the total score of all children of
@@ -149,10 +154,12 @@ class Selection:
                     yield from self._counted(node.children, depth - 1)
 
     def _minima(self, counted: list[tuple[float, float]]) -> tuple[float, float]:
-        """Return the minimum occurrence count and the minimum score of selected nodes.
+        """Return two thresholds: for a node's occurrences in outputs, and for its score.
 
-        The first minimum counts occurrences in outputs. A node that reaches at least one of the two
-        minima is included in the tree.
+        A node that reaches at least one of the two thresholds is selected. The first threshold
+        selects the nodes that occurred most often in outputs, up to half of `limit`. The second
+        threshold selects the other nodes with the highest scores. If there are at most `limit`
+        nodes, both thresholds are 0, so that all nodes are selected.
 
         Args:
             counted: For each usable node, its number of occurrences in outputs and its score.

@@ -202,8 +202,8 @@ def _calibrate(
 ) -> None:
     """Set each candidate's confidence to the measured acceptance rate of its cell.
 
-    A cell contains the tokens to which the earlier sources and this source assign similar
-    probabilities.
+    The cell of a candidate depends on two numbers: its confidence so far, which comes from the
+    earlier sources, and the confidence that this source assigns to it (`weighed_cell`).
 
     Args:
         inputs: Sources, calibration and request.

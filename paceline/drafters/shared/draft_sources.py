@@ -34,10 +34,9 @@ class DraftSource:
     Attributes:
         name: Name shown in messages and reports.
         calibration_table: Index of the source's calibration table in the pool file. The value is
-            PAIRED for the paired source, which shares a table with Token Recycling.
-        prior: Acceptance probabilities to assume until outcomes have been counted. None for the
-            paired source. For its tokens, the prior is the larger of two probabilities: the
-            source's own and Token Recycling's.
+            PAIRED for retrieval, which shares a table with Token Recycling.
+        prior: Acceptance probabilities to assume until outcomes have been counted; None for
+            retrieval (see `new_source_calibration`).
     """
 
     name: str

@@ -14,14 +14,19 @@ class SourcePrior:
     """The prior acceptance probability of a draft token, given its sources.
 
     The sources have a fixed order, and each prior belongs to one of them, here called "this
-    source". The prior odds are a * before ** b * own ** c. In this formula, `before` is the odds
-    according to the earlier sources, and `own` is the odds according to this source. A factor is
-    omitted if the corresponding sources do not propose the token.
+    source". The prior is expressed as odds; the odds of a probability p are p / (1 - p). `before`
+    is the odds according to the earlier sources, and `own` is the odds according to this source:
+
+        prior odds                     sources that propose the token
+        ==========================     =====================================
+        a * before ** b * own ** c     an earlier source and this source
+        a * before ** b                earlier sources only
+        a * own ** c                   this source only
 
     Attributes:
-        both: (a, b, c) if an earlier source and this source propose the token.
-        before: (a, b) if only earlier sources propose the token.
-        own: (a, c) if only this source proposes the token.
+        both: The numbers (a, b, c) in the first formula.
+        before: The numbers (a, b) in the second formula.
+        own: The numbers (a, c) in the third formula.
         trials: Weight of the prior, as a number of trials.
     """
 

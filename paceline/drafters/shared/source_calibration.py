@@ -6,13 +6,15 @@ draft token counts as tried once the target has predicted a token after the draf
 even if the draft token was not verified. All requests of an engine share the cells.
 
 The first two sources are cached distributions and retrieval. A token's cached distribution provides
-a context length and a probability, and retrieval provides a confidence. Each combination of these
-three values has a cell:
+a context length and a probability, and retrieval provides a confidence. Each context length has a
+table. Its columns are ranges of the cached probability, its rows are ranges of retrieval's
+confidence, and its cells contain hits/trials. For example:
 
-                       | cached: absent  below .01   .01-.03  ...  above .95  (per context length)
-    drafted: absent    |   -             1/90        2/110        160/175
-             below .01 |  3/80          ...
-             ...
+    retrieval    cached: absent   below .01   .01-.03   ...   above .95
+    =========    ==============   =========   =======   ===   =========
+    absent       -                1/90        2/110     ...   160/175
+    below .01    3/80             ...
+    ...
 
 The other sources follow in the order of `SOURCES`. Each of them adjusts the probability p computed
 from the earlier sources. For this purpose, each source has a separate table, with one cell for each
@@ -57,8 +59,10 @@ class SourceCalibration(NamedTuple):
 def new_source_calibration() -> SourceCalibration:
     """Return a calibration in which all cells contain their prior counts.
 
-    For a token from cached distributions and retrieval, the prior is the larger of the two
-    probabilities. The prior of each other source was fitted to recorded outcomes (`SourcePrior`).
+    For a token from cached distributions and retrieval, the prior acceptance rate is the larger of
+    two numbers: the cached probability times a factor (`SourceCalibrationSettings.trust`), and
+    retrieval's confidence. The prior of each other source was fitted to recorded outcomes
+    (`SourcePrior`).
     """
     edges = np.array((0.002, *_EDGES, 1.0))
     middle = np.concatenate(([0.0], np.sqrt(edges[1:] * edges[:-1])))
@@ -101,7 +105,8 @@ def _weighed(middle: NDArray[np.float64], prior: SourcePrior) -> NDArray[np.floa
 def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
     """Return the index of a token's cell, for cached distributions and retrieval.
 
-    A cell counts tried and accepted tokens to which both sources assign similar probabilities.
+    A cell counts tried and accepted tokens with the same context length, similar cached
+    probabilities, and similar confidences of retrieval.
 
     Args:
         sampled: Whether the request is sampled rather than greedy.
@@ -118,7 +123,8 @@ def pair_cell(sampled: bool, size: int, cached: float, drafted: float) -> int:
 def weighed_cell(table: int, sampled: bool, before: float, confidence: float) -> int:
     """Return the index of a draft token's cell, for a source other than retrieval.
 
-    A cell counts tried and accepted tokens of similar probability.
+    A cell counts tried and accepted tokens for which `before` is similar and `confidence` is
+    similar.
 
     Args:
         table: Index of the source's calibration table.
