@@ -154,6 +154,10 @@ class _Open:
     def follow_text(self, token_ids: Sequence[int], ended: bool) -> bool:
         """Compare new tokens with the tree, and record the gain once it is known.
 
+        A step that verified only this tree would have generated the tokens up to the last match,
+        and one further token. The gain is the number of tokens that the step generated in addition
+        to these.
+
         Args:
             token_ids: All tokens of the request.
             ended: Whether the text is complete.

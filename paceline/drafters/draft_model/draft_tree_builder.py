@@ -1,9 +1,9 @@
 """Grow a draft model's tree for one decode step, most likely nodes first.
 
-The tree grows in rounds. In each round, one forward pass of the draft model processes the whole
-tree so far. For a small model, a forward pass over twenty tokens costs about as much as a forward
-pass over one token, so a round extends all new nodes at once. In each round, the caller calls
-`newest` and `question`, runs the forward pass, and calls `learn_answers`. For example:
+The tree grows in rounds. In each round, one forward pass of the draft model processes the newest
+nodes and their ancestors. For a small model, a forward pass over twenty tokens costs about as much
+as a forward pass over one token, so a round extends all newest nodes at once. In each round, the
+caller calls `newest` and `question`, runs the forward pass, and calls `learn_answers`. For example:
 
                          round 1         round 2
                          ========        =================================================
@@ -173,6 +173,9 @@ class GuessTree:
 
     def learn_answers(self, question: DraftForwardInput, answers: Sequence[NodePrediction]) -> None:
         """Add the draft model's predictions to the tree as new nodes.
+
+        The prediction after a looked-up token is used only if the draft model has predicted the
+        looked-up token itself.
 
         Args:
             question: Input of the draft forward pass.

@@ -156,8 +156,8 @@ class DraftModel(ChainDrafter):
     ) -> list[GuessTree]:
         """Grow one tree per request; each forward pass processes all requests.
 
-        Each forward pass processes the root and the whole tree again, because the draft model's KV
-        cache stores no draft tokens.
+        Each forward pass processes the root and the ancestors of the newest nodes again, because
+        the draft model's KV cache stores no draft tokens.
         """
         options = self._options
         trees = [

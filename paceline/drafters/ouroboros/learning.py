@@ -100,9 +100,12 @@ def _predicted_after(
 def refine(pool: NgramPool, outcome: Outcome, proposal: Proposal, ngram: int) -> None:
     """Replace drafted phrases in the pool with the phrases that the target predicts.
 
-    The paper (Zhao et al. 2024) calls this method refinement. It replaces a phrase if the target
-    predicted a token at each position of the phrase. If the pool already contains the predicted
-    phrase, refinement only removes the drafted phrase.
+    The paper (Zhao et al. 2024) calls this method refinement. For example, the tree contains the
+    phrase 5 6 7 after the chain. The target predicts 5 after the chain, 9 after the 5, and 8 after
+    the 6. Refinement then replaces the phrase 5 6 7 with 5 9 8.
+
+    A phrase is replaced only if the target predicted a token at each of its positions. If the pool
+    already contains the predicted phrase, refinement only removes the drafted phrase.
 
     Args:
         pool: Pool to update.

@@ -46,6 +46,10 @@ def chain_tree(
 def follow_text(guess: DraftTree, drawn: list[int], chain: Chain) -> DraftStep:
     """Accept looked-up tokens up to the first one that the draft model does not draw.
 
+    The new tokens of the chain are those that the draft model draws. For example, prompt lookup has
+    found the tokens 5 6 7, and the draft model draws 5 6 8. The looked-up tokens 5 and 6 are
+    accepted, and the new tokens are 5 6 8.
+
     Args:
         guess: Tokens from prompt lookup, as a chain.
         drawn: Token that the draft model draws after the root and after each node of `guess`.
@@ -105,7 +109,7 @@ class OpenRows:
         if figures and figures[0].shape[1] == 1:
             figures = [figure[:, 0] for figure in figures]
         elif figures:
-            # Looked-up tokens are a chain, so new tokens are those of a chain's first rows.
+            # The looked-up tokens form a chain, so the new tokens are at its first positions.
             rows = np.repeat(np.arange(len(own)), [len(run) for run in own])
             columns = [column for run in own for column in range(len(run))]
             figures = [figure[rows, columns] for figure in figures]

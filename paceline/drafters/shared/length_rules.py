@@ -57,10 +57,11 @@ class LengthRule:
         return []
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """Return the number of new tokens to keep in each chain that should end.
+        """Decide which chains end, and how many of their new tokens they keep.
 
-        The number is None for each chain whose drafting continues. A sampled draft keeps at least
-        one token.
+        Returns:
+            For each chain, the number of new tokens to keep, or None if drafting continues. A
+            sampled draft keeps at least one token.
         """
         return [None] * len(new.chains)
 

@@ -1,12 +1,13 @@
 """Update cached distributions and acceptance counts from verified trees.
 
 Each verified tree is described by a record, which is a sequence of integers. One array contains the
-records of all trees in a step. A record consists of the following:
+records of all trees in a step. A record consists of the following parts, in this order:
 
-    head | newest tokens | tokens of the nodes | parents of the nodes | new tokens
-
-The head contains the numbers of newest tokens, nodes and new tokens, followed by the arguments
-`begin` and `end` of `record_of`.
+1. The head: the number of newest tokens, the number of nodes, the number of new tokens, and the
+   arguments `begin` and `end` of `record_of`.
+2. The newest tokens before the step.
+3. The tokens of the nodes, then the parents of the nodes.
+4. The new tokens.
 """
 
 from __future__ import annotations

@@ -195,6 +195,10 @@ class SpecDecPP(ChainDrafter):
 def _second_probability(drawn: DrawnToken, confidence: float) -> float:
     """Return the probability that the draft token is wrong and its alternative right.
 
+    The result is the product of two probabilities. The first is 1 - confidence: the draft token is
+    wrong. The second is that the alternative is right in this case: the draft model's probability
+    of the alternative, divided by its probability of all tokens except the draft token.
+
     Args:
         drawn: Statistics of the draft token and of its most likely alternative.
         confidence: Acceptance probability of the draft token.

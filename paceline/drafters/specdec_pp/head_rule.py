@@ -18,10 +18,10 @@ _NOT_JUDGED = DrawnToken(0.0, 0.0, 1.0)  # placeholder for the text token before
 class HeadRule(ThresholdRule):
     """Stops drafting once the head expects a rejection (SpecDec++, 3.2, algorithm 2).
 
-    The hidden state of a token becomes known only one forward pass after the draft model has
-    sampled the token. The head therefore evaluates each token one pass later, and `confidences`
-    returns the confidence of the token before each new token. For the newest token, the head
-    estimates an early confidence from the token's distribution
+    The draft model samples a token in one forward pass, and computes the token's hidden state in
+    the next. The head therefore evaluates each token one pass late: when a pass has sampled the
+    token b after the token a, `confidences` returns the confidence of a. Until the next pass, the
+    head only estimates an early confidence of b, from b's distribution
     (`AcceptanceHead.early_confidences`).
 
     Args:

@@ -17,8 +17,8 @@ depends on the share. The fixed weights are those of the authors' code:
 A heap merges the five trees: the token with the highest score is added next. If two sources propose
 a token, the higher score applies.
 
-For example, the newest tokens are "1 2". The request contains "1 2 3" twice and "1 2 4" once. In
-the datastore, 9 of 10 matches of "1 2" continue with 4.
+For example, the newest tokens are "1 2". The request contains "1 2 3" twice, "1 2 4" once, and no
+other 2. In the datastore, 9 of 10 matches of "1 2" continue with 4.
 
     heap == 4 (store): 0.9    3 (m=2): 0.6 * 2/3 = 0.4    3 (m=1): 0.4    4 (m=2): 0.2 ...
     1. Add 4 to the tree.
