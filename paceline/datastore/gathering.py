@@ -89,8 +89,8 @@ class Gathering:
     def _change_separator(self, document: NDArray[np.uint32]) -> None:
         """Replace the separator with the largest value that no document contains.
 
-        `document` is the next document, which is not in the text yet. A fixed separator would not
-        work if the vocabulary used all 2^32 values.
+        The method is called if the next document, `document`, contains the current separator. A
+        fixed separator would not work if the vocabulary used all 2^32 values.
         """
         text = self._text[: self._size]
         used = np.unique(np.concatenate((text[text != self.separator], document))).astype(np.int64)

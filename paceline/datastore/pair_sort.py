@@ -29,7 +29,8 @@ def sort_pairs(
 ) -> None:
     """Sort the keys with three-way quicksort, and reorder `run` in the same way.
 
-    One pivot candidate is random, so that no input takes quadratic time.
+    The pivot is the median of three keys. One of them is at a random index, so that no input takes
+    quadratic time.
 
     Args:
         keys: Keys to sort, [n].

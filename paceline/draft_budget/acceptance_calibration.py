@@ -86,7 +86,14 @@ def count_trial(hits: Floats, trials: Floats, index: int, accepted: bool, memory
 
 @kernel
 def corrected(calibration: AcceptanceCalibration, confidence: float) -> float:
-    """Correct a confidence by the acceptance rate at similar confidences."""
+    """Correct a confidence by the acceptance rate at similar confidences.
+
+    If the sums of the confidence's bucket are `hits` and `predicted`, the result is
+
+        confidence * (prior + hits) / (prior + predicted), at most 1
+
+    where prior = prior_trials * confidence. Without any trials, the confidence does not change.
+    """
     bucket = bucket_of(calibration.edges, confidence)
     prior = calibration.prior_trials * confidence
     probability: float = min(

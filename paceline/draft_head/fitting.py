@@ -156,6 +156,12 @@ def _weights(solution: Tensor, num_token_ids: int) -> Weights:
 def _solve(inputs: Tensor, following: Tensor) -> Tensor:
     """Solve the ridge regression with the smaller of two equivalent linear systems.
 
+    With X = `inputs`, Y = `following`, the ridge penalty r and identity matrices I, the weights are
+
+        (X^T X + r I)^-1 X^T Y  ==  X^T (X X^T + r I)^-1 Y
+
+    The left system has one equation per input, and the right one has one equation per pair.
+
     Args:
         inputs: Inputs of the map, [n, inputs].
         following: Hidden states to predict, [n, hidden].

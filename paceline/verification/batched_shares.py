@@ -29,11 +29,14 @@ from paceline.util.device_copies import Arrays, Pending, upload
 class NodeShares(NamedTuple):
     """Precomputed values for verifying one tree that has sampled nodes.
 
+    Traversal verification tests a node after all its descendants have been rejected, so its
+    acceptance probability depends on these rejections (`chances`). If no token may follow the node,
+    for example because it is an end token, the descendants are not tested (`reaches`). Rejection
+    sampling tests a node before its descendants, and always uses `reaches`.
+
     Attributes:
-        reaches: Acceptance probability of each node if no token may follow the node, for example
-            because it is an end token. Rejection sampling uses `reaches` for every node.
-        chances: Acceptance probability of each node if tokens may follow the node, but its
-            descendants have been rejected. Rejection sampling does not use `chances`.
+        reaches: Acceptance probability of each node if its descendants have not been tested.
+        chances: Acceptance probability of each node after its descendants have been rejected.
         tokens: Token that follows the root and every node if all descendants are rejected.
     """
 

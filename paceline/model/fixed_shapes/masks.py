@@ -36,7 +36,9 @@ class MaskBuilder:
     def masks(self, inputs: BucketTensors, reaches: dict[str, Reach]) -> dict[str, Tensor]:
         """Return one mask per kind of layer, [rows, 1, groups * columns, positions].
 
-        A group consists of the query heads that share a key head. `groups` is the size of a group.
+        The masks contain numbers to be added to the attention scores. The query heads that share a
+        key head form a group, and `groups` is the number of heads in a group. Every head of a group
+        has the same mask, so the mask of the columns is repeated `groups` times.
 
         Args:
             inputs: Inputs of the forward pass.

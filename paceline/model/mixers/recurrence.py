@@ -1,10 +1,10 @@
 """Run a recurrent mixer's own `forward` with recurrences that follow draft trees.
 
 In transformers, the `forward` method of a recurrent mixer computes projections, gates and norms
-with submodules. For the recurrence, `forward` calls functions of its Python module. These
-functions have the same names in all models. A `RecurrenceMixer` runs the code of `forward`, but
-these names then refer to replacement functions. Neither the mixer's class nor its Python module
-changes.
+with submodules. For the recurrence itself, `forward` calls global functions of its Python module,
+which have the same names in all models. A `RecurrenceMixer` runs the code of `forward` with other
+globals, in which these names refer to replacement functions. Neither the mixer's class nor its
+Python module changes.
 """
 
 from __future__ import annotations

@@ -158,8 +158,9 @@ def _branches(batch: RecurrentBatch) -> tuple[IntArray, IntArray, BoolArray]:
     """Return the path to every leaf of every tree.
 
     Returns:
-        Request of each path, [paths]; index of each token in the request's row, [paths, longest];
-        and a mask of the entries that are tokens, in the same shape.
+        Three arrays, with one row per path. The first, [paths], contains the path's request. The
+        second, [paths, longest], contains the index of each token in the request's row. The third,
+        in the same shape, is True for tokens and False for padding.
     """
     paths = [
         (row, batch.pending[row] + np.array(tree.path(leaf), dtype=np.int64))
