@@ -38,8 +38,8 @@ class SamplingParams:
             1; 0 drops none.
         repetition_penalty: For tokens already in the prompt or answer, divide positive logits and
             multiply negative logits by this number; above 0; 1 disables the penalty.
-        seed: Random seed. With the same seed, the text is the same in any batch, and with every
-            drafter that does not sample its drafts.
+        seed: Random seed. The same seed produces the same text in any batch and with any drafter,
+            unless the drafter samples its drafts.
         stop: Strings that end the answer. The answer does not include the stop string. Stop strings
             may be special tokens. Default: none.
         ignore_eos: Continue after an end-of-sequence token.

@@ -37,8 +37,8 @@ class DraftModelOptions:
             accepted the whole draft, and otherwise shorter. Defaults to "product".
         stop_threshold: Drafting stops once the value that stop_rule computes falls below this
             threshold; from 0 to 1. With 0, a draft never stops early. Defaults to 0.5 for trees,
-            and to 0, 0.1 or 0.4 for chains. For chains, the default is 0.4 with "confidence" and
-            "entropy". With "product", it is 0.1, or 0 if max_draft_tokens is set.
+            and to 0, 0.1 or 0.4 for chains. For chains, the default is 0.4 if stop_rule is
+            "confidence" or "entropy". With "product", it is 0.1, or 0 if max_draft_tokens is set.
         branch_threshold: Draft alternative tokens only if their path probability reaches this
             number; from 0 to 1. With branch_threshold=1, drafts are chains. Defaults to 0.06, or to
             1 if max_draft_tokens is set. Sampled drafts ignore branch_threshold.
