@@ -18,8 +18,8 @@ SPEEDUP = (
     "speed-up: tokens/s relative to plain decoding in the same engine, on the hardware named above."
 )
 CPU_TIME = (
-    "CPU time: speed-up in processor time. Other jobs on the machine affect processor time less"
-    " than elapsed time."
+    "CPU time: speed-up, computed from processor time instead of elapsed time. Other jobs on the"
+    " machine affect processor time less."
 )
 CONVENTION = (
     "S, the step compression, is the number of tokens per forward pass: (new tokens - 1) /"

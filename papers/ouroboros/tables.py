@@ -121,9 +121,10 @@ def table_3(part: BenchPart) -> Table:
         "The paper's columns are for HumanEval with Yi 34b and 6b. speed-up: tokens/s"
         ' relative to the row "drafted in phrases", both here and in the paper.',
         "Rows 2 to 9 use the paper's settings: gamma = 12, W = 20, N = 8. All other rows"
-        " use paceline's defaults. Besides gamma, W and N, the defaults differ from the paper in"
-        " three ways: a smaller window, additional candidates from the draft model, and phrases"
-        " that follow the newest token.",
+        " use paceline's defaults. Apart from gamma, W and N, the defaults differ from these"
+        " settings in two ways. The pool stores the target's predictions at all nodes. The draft"
+        " tree also contains the draft model's alternatives to its tokens, and phrases that"
+        " directly follow the newest token.",
     )
     columns = ("setting", *_COLUMNS)
     layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)
@@ -148,7 +149,7 @@ def figure_5(part: BenchPart) -> Table:
     ]
     notes = (
         "The first columns use gamma 12, W 20, N 8, as in the paper. The others use paceline's"
-        " defaults. CPU time: speed-up over K = 0 in processor time.",
+        " defaults. CPU time: speed-up over K = 0, computed from processor time.",
         "The paper shows this curve only in a figure.",
     )
     shown = ["", *columns(headings), *columns(headings, "default's ")]

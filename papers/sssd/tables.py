@@ -75,9 +75,10 @@ def figure_2(result: SssdResult, batch: int) -> Table:
         f"{PER_STEP} cost: time of a forward pass relative to s_q = 1; product: expected speed,"
         " which is tokens per step divided by cost; *: the best s_q. As in the paper's figure, the"
         " time for drafting is not included.",
-        f"Measured: {measured}; CPU time: the same in processor time, which other jobs affect"
-        " less. roofline: computed from table 1 and this machine's peak rates. 910B4: the same for"
-        " the paper's device and Llama-2 7B, with the tokens per step that were measured here.",
+        f"Measured: {measured}; CPU time: the same ratio, computed from processor time, which"
+        " other jobs affect less. roofline: computed from table 1 and this machine's peak rates."
+        " 910B4: the same for the paper's device and Llama-2 7B, with the tokens per step that"
+        " were measured here.",
         *([PICTURE] if batch == SPLIT_BATCH else []),
     )
     kinds = [
