@@ -8,8 +8,8 @@ from benchmark_data import load
 
 _NAME = "model-survey"
 _OUTCOMES = {
-    "trees": "drafts verified as trees, one forward pass for a batch",
-    "chains": "drafts verified as chains, one forward pass per request",
+    "trees": "drafts are verified as trees, with one forward pass per batch",
+    "chains": "drafts are verified as chains, with one forward pass per request",
     "uncached": "answers equal those without a KV cache, but not those of `generate`",
     "refused": "rejected",
     "wrong": "answers differ",
