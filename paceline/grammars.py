@@ -2,7 +2,7 @@
 
 params = SamplingParams(logits_processors=[json_schema(llm.tokenizer, schema, llm.eos_token_ids)])
 
-The library llguidance computes the token masks. A grammar is a logits processor, and receives only
+The llguidance library computes the token masks. A grammar is a logits processor, and receives only
 emitted tokens, never draft tokens. Drafting therefore does not change the answer.
 """
 

@@ -36,7 +36,7 @@ class TorchBackend:
         return True
 
     def expert_products(self, weights: Tensor) -> ExpertProducts | None:
-        """Return None, because `linear` multiplies by each expert's weight."""
+        """Return None, because torch multiplies by the weights of one expert at a time."""
         return None
 
     def unpack(self, weight: PackedWeight, row_ids: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ from paceline.llm import LLM
 
 @dataclass(frozen=True, slots=True)
 class MethodAnswer:
-    """An answer's tokens, including any end-of-sequence token, and its statistics."""
+    """The tokens of an answer, with any end-of-sequence token, and its statistics."""
 
     token_ids: list[int]
     stats: Stats | None = None

@@ -1,8 +1,8 @@
 """Choose between paceline's matrix products and torch's for each row count.
 
 The module times the products of a model on the model's own weights, once per machine, and caches
-the times. If other programs disturbed the timing, the module uses the times anyway. The module
-repeats the timing when a model is loaded while the machine is less busy.
+the times. Times that other programs disturbed are used as well. However, they are measured again
+when a model is next loaded on a less busy machine.
 """
 
 from __future__ import annotations

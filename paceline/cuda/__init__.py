@@ -1,1 +1,5 @@
-"""Run CUDA operations in one Triton launch each; torch needs many launches."""
+"""Reduce the number of CUDA launches.
+
+One Triton launch computes a whole RMS norm, for which torch needs several launches. CUDA graphs
+repeat captured functions, each in one launch.
+"""

@@ -76,7 +76,7 @@ class BudgetedDrafts:
 
         Args:
             outcomes: Outcomes of the ready requests.
-            all_tokens: Number of new tokens in the step, counted over all drafters.
+            all_tokens: Total number of new tokens in the step, from all drafters.
         """
         stats = self.state.stats
         if stats is None or not outcomes:

@@ -51,7 +51,7 @@ class DraftBudgetSettings:
             that are needed to confirm a cost curve from disk; at least 1.
         outlier_factor: Cost correction: maximum ratio of an outlier to the expected time; above 1.
         burst_samples: Back-off: number of drafts after which a burst (a short trial of the drafter)
-            may end, counted over all steps and requests of the burst; at least 1.
+            may end; at least 1. The drafts of all steps and requests in the burst count.
         min_burst_steps: Back-off: minimum number of steps before the mean speed of a burst is
             evaluated; at least 1.
         min_pause_steps: Back-off: number of steps without drafts after the first failed burst; at

@@ -47,7 +47,9 @@ def refuse_others(spec: str) -> Drafter:
 
 
 class DrafterPool:
-    """Creates one drafter for each spec named in a request, and stores its statistics.
+    """Creates one drafter for each spec named in a request.
+
+    The pool also stores the statistics of each drafter.
 
     Args:
         make: Function that creates a drafter from its spec.

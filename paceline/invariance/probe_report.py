@@ -51,8 +51,8 @@ class ProbeReport:
             time of the same pass without batch invariance.
         usual_seconds: Measured time of a forward pass over one row with cached text, without batch
             invariance, in seconds.
-        conditions: Conditions of the measurement that other programs disturbed most; None if
-            nothing was measured.
+        conditions: Conditions during the most disturbed measurement; None if nothing was measured.
+            Other programs on the machine disturb measurements.
     """
 
     least: int

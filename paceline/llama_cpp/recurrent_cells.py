@@ -1,8 +1,8 @@
 """Manage the sequences of requests for models with recurrent layers.
 
 A recurrent state is valid for a single text length. To roll a sequence back by a few tokens,
-llama.cpp keeps copies of the sequence's last few states. Such models therefore verify short chains,
-and rejected tokens leave the cache immediately.
+llama.cpp keeps copies of the sequence's last few states. Models with recurrent layers therefore
+verify only short chains. Rejected tokens leave the cache immediately.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class ForwardPasses(CachedRequests):
             self._runner.view.state.target_states = states_to_read(self._requests, batch)
 
     def _begin_states(self, trees: Sequence[DraftTree], layout: PaddedBatch | RaggedBatch) -> None:
-        """Describe the forward pass to the recurrent mixers of the model, if any."""
+        """Pass the tokens of the forward pass to the model's recurrent mixers, if any."""
         if self.architecture.states:
             self._begin_recurrent(recurrent_batch(self._requests, trees, layout))
 

@@ -180,19 +180,11 @@ def _embedding(model: PreTrainedModel) -> Tensor:
 
 
 def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.float32]:
-    """Return evenly spaced entries of a model's embedding, centred per column.
+    """Return a sample of the entries of a model's embedding.
 
-    The function returns the entries in n = SKETCH_SIZE rows and n columns of the embedding, and
-    subtracts the mean of each column. Row i
-    of the result comes from row i * rows // n of the embedding, and column j from column
-    j * columns // n. To compare a model with a padded copy, the caller passes the same `rows` for
-    both. If the model's embedding has fewer than `rows` rows, the missing rows are omitted.
-
-    Args:
-        model: Model whose embedding is sampled.
-        rows: Number of rows over which the sampled rows are spread.
-        columns: Number of columns over which the sampled columns are spread; at most the number of
-            columns in the embedding is used.
+    The sampled positions are spaced evenly over a matrix of shape [rows, columns]. Positions below
+    the last row of the embedding are skipped. With the same shape, two embeddings that differ only
+    by padding rows are therefore sampled at the same positions.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])

@@ -1,7 +1,7 @@
 """Draft with the multi-token prediction (MTP) layer of the target's checkpoint.
 
 The layer reads a token's embedding and the target's last hidden state (DeepSeek-AI 2024, section
-2.2). The library transformers loads and runs the layer.
+2.2). The transformers library loads and runs the layer.
 """
 
 from __future__ import annotations

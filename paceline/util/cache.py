@@ -71,7 +71,7 @@ class CacheEntry:
 
 
 def root() -> Path:
-    """Return the cache folder, which need not exist.
+    """Return the cache folder; it may not exist yet.
 
     Raises:
         CacheError: Neither environment variable is set, and the user has no home directory.

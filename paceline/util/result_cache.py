@@ -51,7 +51,7 @@ class ResultKey:
 
     @property
     def folder(self) -> Path:
-        """Folder that stores the result, which need not exist."""
+        """Folder that stores the result; it may not exist yet."""
         return cache.root() / self.kind / hashlib.sha256(self.facts.encode()).hexdigest()
 
 

@@ -50,7 +50,7 @@ def predict(name: str, results: Path) -> list[str]:
 
     Args:
         name: Key in `CARDS`.
-        results: Folder with the results of the parts; it need not exist.
+        results: Folder with the results of the parts; it may not exist.
     Raises:
         SystemExit: The card is unknown.
     """

@@ -55,7 +55,7 @@ class ModelSource(TreeSource):
     def seed_trees(self, requests: Sequence[Request], trees: Sequence[DraftTree]) -> None:
         """Seed the next trees with the most likely nodes from the other sources.
 
-        The draft model's first forward pass predicts the tokens after all of these nodes.
+        The draft model's first forward pass predicts the next token after each of these nodes.
         """
         each = _SETTINGS.max_seed_nodes // max(1, len(requests))
         for request, tree in zip(requests, trees, strict=True):

@@ -146,7 +146,7 @@ class GuessTree:
             look_up: Function (path, length) that returns up to `length` tokens likely to follow the
                 tokens of a path.
             likely: Draft tree from the drafter's other sources; may be empty. The first forward
-                pass predicts the tokens after all nodes of this tree.
+                pass predicts the next token after each node of this tree.
         """
         if -1 in newest and likely.token_ids:
             return DraftForwardInput(

@@ -110,7 +110,7 @@ class DraftModel(ChainDrafter):
     def seed_trees(self, request: Request, tree: DraftTree) -> None:
         """Seed the next draft with the nodes of a tree that other sources drafted.
 
-        The draft model's first forward pass then predicts the tokens after all of these nodes.
+        The draft model's first forward pass then predicts the next token after each of these nodes.
         """
         self._records[request.id].likely = tree
 

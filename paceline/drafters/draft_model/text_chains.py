@@ -93,7 +93,11 @@ class TextChains(ChainDrafter):
         return super().propose(requests, max_nodes)
 
     def _read(self, request: Request) -> None:
-        """Convert the target's newest tokens to text, and update the draft model's copy."""
+        """Add the target's newest tokens to the draft model's copy of the request.
+
+        The tokens are first converted to the draft model's tokens. If the draft model cannot
+        continue the converted text, the copy is deleted.
+        """
         sequence, text = self._shadows.get(request.id), self._texts.get(request.id)
         if sequence is None or text is None:
             return

@@ -112,9 +112,9 @@ class ThresholdRule(LengthRule):
         return confidences
 
     def stop_after(self, new: NewTokens) -> list[int | None]:
-        """End each chain once its draft's confidence is below the threshold.
+        """End each chain once its confidence falls below the threshold.
 
-        The token that lowered the confidence is the last one of the draft.
+        The token that lowered the confidence is kept as the last token of the chain.
 
         Args:
             new: New tokens of the unfinished chains.
