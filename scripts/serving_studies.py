@@ -225,8 +225,9 @@ async def soak(
         f"In a soak test of {(time.perf_counter() - start) / 60:.1f} minutes, the server completed"
         f" {counts[0]} answers, clients aborted {counts[1]} others, and"
         f" {llm.model.open_sequences or 'no'} answers remained open at the end. The server used"
-        f" between {min(sizes):.0f} and {max(sizes):.0f} MB of memory. In the"
-        f" last quarter of the test, memory use was {growth(sizes):.3f} times as high as in the second quarter."
+        f" between {min(sizes):.0f} and {max(sizes):.0f} MB of memory. In the last"
+        f" quarter of the test, memory use was {growth(sizes):.3f} times as high as in the second"
+        " quarter."
     )
 
 
