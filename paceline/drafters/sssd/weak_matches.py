@@ -205,7 +205,18 @@ def _relation(sources: Sources, query: Query, pointer: Pointer, reach: int) -> i
     In this example, `pointer` leads to the second 7 in the earlier text. The match before it is the
     single token 21:
 
-                         ======
+                         =============
+        earlier text     20   7  21   7
+        query            20   9  21
+                         =============
+
+    The second 7 repeats the token 2 positions before it, so the result is 2. In general, the result
+    is the smallest distance d, from the match length + 1 to `reach`, with these properties:
+
+    - The token d positions before the proposed token equals the proposed token.
+    - The query has a different token at that place (here, 9 instead of 7).
+    - The tokens one place earlier are equal (here, both are 20).
+
     Args:
         sources: Texts that are searched.
         query: Text to match.
