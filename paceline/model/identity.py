@@ -184,7 +184,8 @@ def _sampled(model: PreTrainedModel, rows: int, columns: int) -> NDArray[np.floa
 
     The sampled positions are spaced evenly over a matrix of shape [rows, columns]. Positions below
     the last row of the embedding are skipped. With the same shape, two embeddings that differ only
-    by padding rows are therefore sampled at the same positions.
+    by padding rows are therefore sampled at the same positions. The function subtracts the mean of
+    each column from the sample.
     """
     weight = _embedding(model)
     columns = min(columns, weight.shape[1])
