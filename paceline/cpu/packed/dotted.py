@@ -1,10 +1,13 @@
 """Multiply rows by a packed weight with AVX512_BF16 dot products.
 
-The sums are bit-identical to those of `linear.dotted` with the unpacked weight. With few rows, the
-kernel unpacks a line (64 bytes) of weights to a register, and multiplies all rows by the line while
-it is in the register (`few_rows`). With more rows, the kernel unpacks a section to the L1 cache,
-multiplies all rows by the section, and unpacks the next one. A section contains the weights of a
-few outputs for a range of inputs.
+The sums are bit-identical to those of `linear.dotted` with the unpacked weight. The kernel uses one
+of two methods:
+
+- With few rows, the kernel unpacks one line (64 bytes) of weights to a register. It multiplies all
+  rows by this line before it unpacks the next one (`few_rows`).
+- With more rows, the kernel unpacks one section of the weight to the L1 cache. It multiplies all
+  rows by this section before it unpacks the next one. A section contains the weights of a few
+  outputs for a range of inputs.
 """
 
 from __future__ import annotations
@@ -98,6 +101,8 @@ def _multiply_few(call_address: int) -> int:
 def _write_group(call: ProductCall, sums: int, output: int, width: int, stride: int) -> None:
     """Add the partial sums of a group of outputs, and write the results for all rows.
 
+    The function also adds the bias.
+
     Args:
         call: Arguments of the matrix product.
         sums: Address of the group's partial sums.
@@ -148,13 +153,15 @@ def _multiply_group(
 def _multiply_rows(
     rows: int, row_bytes: int, weight: int, chunks: int, sums: int, count: int
 ) -> None:
-    """Multiply all rows by an unpacked section, in groups of similar size.
+    """Multiply all rows by an unpacked section, one group of rows after another.
+
+    All groups have a similar number of rows.
 
     Args:
         rows: Address of the rows, at the section's first input.
         row_bytes: Distance between consecutive rows, in bytes.
         weight: Address of the section.
-        chunks: Number of chunks per output in the section.
+        chunks: Number of chunks (eight weights each) per output in the section.
         sums: Address of the partial sums, to which the products are added.
         count: Number of rows.
     """

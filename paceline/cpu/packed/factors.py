@@ -11,20 +11,24 @@ from paceline.cpu.emit import floats, multiply_add, pick
 class Factor(NamedTuple):
     """The scales, or the minimums, of several blocks of weights.
 
+    The factor of block b is vector[lanes[b]].
+
     Attributes:
-        vector: LLVM vector of float32 numbers that contains the factor of each block.
-        lanes: Lane of `vector` that contains each block's factor.
+        vector: LLVM vector of float32 numbers that contains the factors of all blocks.
+        lanes: For each block, the lane of `vector` that contains the block's factor.
     """
 
     vector: Any
     lanes: tuple[int, ...]
 
     def spread(self, builder: Any, blocks: Sequence[int]) -> Any:
-        """Emit instructions that copy the factors of blocks to the lanes of a vector.
+        """Emit instructions that build a vector of the factors of given blocks.
+
+        Lane i of the result contains the factor of block blocks[i].
 
         Args:
             builder: LLVM builder.
-            blocks: Index of the block whose factor each lane receives, [16].
+            blocks: Index of the block for each lane of the result, [16].
         """
         return pick(builder, self.vector, self.vector, [self.lanes[block] for block in blocks])
 
@@ -32,12 +36,13 @@ class Factor(NamedTuple):
 class Factors(NamedTuple):
     """The scales and minimums of several blocks in the same format.
 
-    A half part is 16 consecutive numbers of a block. Consecutive half parts with the same scale and
-    minimum form a group.
+    A block consists of half parts of 16 consecutive numbers. Consecutive half parts with the same
+    scale and minimum form a group. A block may have several groups.
 
     Attributes:
-        scales: Scales of all blocks, for each group of half parts.
-        minimums: Minimums of all blocks, for each group. Empty if the format has no minimums.
+        scales: One `Factor` per group, which contains the group's scale in each block.
+        minimums: One `Factor` per group, which contains the group's minimum in each block. Empty if
+            the format has no minimums.
         group: Number of half parts in a group.
     """
 
@@ -59,8 +64,8 @@ class Factors(NamedTuple):
         Args:
             builder: LLVM builder.
             integers: Integers, as a vector of 16 float32 lanes.
-            half: Index of the half part to which the integers belong.
-            blocks: Index of the block to which each lane belongs, [16].
+            half: Index, within a block, of the half part to which the integers belong.
+            blocks: Index of the block to which each integer belongs, [16].
         """
         index = half // self.group
         scale = self.scales[index].spread(builder, blocks)

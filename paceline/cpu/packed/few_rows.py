@@ -150,7 +150,7 @@ class _LineProducts:
     """Emits instructions that multiply all rows by lines of weights.
 
     A line contains eight weights from each of four outputs. The caller may add the lines of a block
-    in any order; the emitted instructions multiply by the lines in ascending order.
+    in any order. The emitted instructions always multiply by the lines in ascending order.
 
     Args:
         builder: LLVM builder.
@@ -164,7 +164,9 @@ class _LineProducts:
         self._next_number = 0
 
     def add(self, number: int, line: Any) -> None:
-        """Add a line, and emit the products for all lines before the first missing one.
+        """Add a line, and emit the products for all lines that are next in order.
+
+        If a line before it is still missing, the line waits until the missing line has been added.
 
         Args:
             number: Index of the line in the block.

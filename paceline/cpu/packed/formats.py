@@ -53,6 +53,9 @@ class BlockLayout(NamedTuple):
 def of_format(emit: Emit, type_id: Any, *operands: Any) -> Any:
     """Return the signature and the code generator of a numba intrinsic for a format.
 
+    An intrinsic is a function for which numba emits LLVM instructions. Every intrinsic must return
+    this pair.
+
     Args:
         emit: Emitter. Its arguments are an LLVM builder, the `BlockLayout` and the operands.
         type_id: Numba type of the format's id, which must be a compile-time constant.

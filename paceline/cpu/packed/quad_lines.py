@@ -1,12 +1,16 @@
 """Emit code that unpacks one block from each of four rows to interleaved chunks.
 
-The four rows form a quad. A line (64 bytes) contains one chunk (eight numbers) of each row. For
-example, the first line of rows a, b, c and d is a0 ... a7, b0 ... b7, c0 ... c7, d0 ... d7.
+Four rows of a weight form a quad. The code arranges the numbers of a quad in lines of 64 bytes. A
+line contains one chunk (eight numbers) of each row. For example, rows a, b, c and d begin with
+these lines:
 
-A part is 32 consecutive numbers of a row. In formats with four-bit integers, a part contains at
-most 16 different numbers, and the code computes and rounds each of them only once. Two registers
-contain these numbers for four rows, and one instruction looks up the 32 numbers of a line. In other
-formats, the code converts each integer separately.
+    line 0:  a0 ... a7    b0 ... b7    c0 ... c7    d0 ... d7
+    line 1:  a8 ... a15   b8 ... b15   c8 ... c15   d8 ... d15
+
+Some formats store four-bit integers. In these formats, the numbers of a row that share a scale and
+a minimum have at most 16 different values. The code computes and rounds each value only once. It
+stores the values of all four rows in a table, which fills two registers. One instruction then looks
+up the 32 numbers of a line. In other formats, the code converts each integer separately.
 
 Rounding treats subnormal numbers as zeros, as the dot products do.
 """
@@ -55,7 +59,7 @@ def emit_lines(
     """Emit instructions that unpack four blocks, one per row, to lines of 64 bytes.
 
     Each line contains eight numbers of each row. The generator emits the instructions for a line
-    just before it yields the line.
+    just before it yields the line. The order of the lines depends on the block format.
 
     Args:
         builder: LLVM builder.
@@ -102,18 +106,23 @@ def _look_up(builder: Any, reader: Reader, blocks: Sequence[Any], factors: Facto
 
 
 def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tuple[int, Any]]:
-    """Emit instructions that compute indices into `_table` for two half parts.
+    """Emit instructions that compute where `_table` contains each number of a row.
 
-    A half part is 16 consecutive numbers of a row. Each number is stored as one of 16 codes.
-    `_table` lists the numbers that the codes represent: entry 4 c + r belongs to code c in row r.
+    A block stores each number as a four-bit code. In row r, the number with code c is at this index
+    in the table:
+
+        index = 4 * c + r
+
+    The 16 bytes that `group` describes contain the codes of two half parts. A half part is 16
+    consecutive numbers of a row.
 
     Args:
         builder: LLVM builder.
-        blocks: Addresses of the four blocks.
+        blocks: Addresses of the four blocks, one per row.
         group: Location of the two half parts in a block.
     Returns:
-        For each half part: the index of the half part in the block, and a vector with the indices
-        into `_table` for four rows.
+        For each of the two half parts: the index of the half part in the block, and a vector of 64
+        bytes. Byte 16 * r + i of the vector is the table index of number i in row r.
     """
     rows = [load(builder, block, group.offset, NIBBLES) for block in blocks]
     stored = join(builder, join(builder, *rows[:2]), join(builder, *rows[2:]))
@@ -137,16 +146,22 @@ def _entries(builder: Any, blocks: Sequence[Any], group: NibbleGroup) -> list[tu
 def _table(builder: Any, codes: tuple[int, ...], factors: Factors, half: int) -> list[Any]:
     """Emit instructions that compute the number for each code in each of four rows.
 
-    A packed number is stored as one of 16 codes, which represents a different number in each row.
-    The instructions round the numbers to bfloat16, and order them by code and then by row.
+    A block stores each number as a four-bit code. Because every row has its own scale and minimum,
+    a code represents a different number in each row. In row r, code c represents this number:
+
+        scale of row r * codes[c] + minimum of row r
+
+    The instructions round the numbers to bfloat16. They store the number for code c and row r at
+    index 4 * c + r of the table.
 
     Args:
         builder: LLVM builder.
         codes: Decoded value of each code.
         factors: Scales and minimums of the four blocks.
-        half: Index of the half part to which the numbers belong.
+        half: Index of a half part (16 numbers). The table uses the scales and minimums of this half
+            part.
     Returns:
-        Two vectors of 32 numbers each.
+        The table, as two vectors of 32 numbers each.
     """
     numbers = [
         factors.apply(builder, _floats(codes[first : first + LANES // QUAD]), half, _ROWS * QUAD)
@@ -165,10 +180,12 @@ def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) ->
 
     Args:
         builder: LLVM builder.
-        pairs: Integers of the part as signed bytes: one vector for rows 0 and 1, and one for rows
-            2 and 3.
-        factors: Scales and minimums of the four blocks.
+        pairs: Two vectors of signed bytes with the integers of the part. The first vector contains
+            rows 0 and 1, the second rows 2 and 3.
+        factors: Scales and minimums of the four blocks. The scales are divided by 2 ** 24.
         part: Index of the part.
+    Yields:
+        Index of the line in the blocks, and LLVM vector with the line.
     """
     for number in range(2 * HALF_LINES):
         half = 2 * part + number // HALF_LINES
@@ -184,12 +201,16 @@ def _convert(builder: Any, pairs: Sequence[Any], factors: Factors, part: int) ->
 
 
 def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
-    """Emit instructions that select 16 signed bytes, and multiply them by 2 ** 24.
+    """Emit instructions that widen 16 signed bytes to words, multiplied by 2 ** 24.
+
+    Each selected byte becomes the highest byte of a 32-bit word, whose other bytes are zeros. This
+    multiplies the byte by 2 ** 24 and preserves its sign. `emit_lines` divides the scales by the
+    same factor.
 
     Args:
         builder: LLVM builder.
         integers: Vector of signed bytes.
-        lanes: Lane of each byte to select.
+        lanes: Lane of each byte to select, [16].
     Returns:
         Vector of 16 words with 32 bits each.
     """
@@ -200,7 +221,7 @@ def _shifted(builder: Any, integers: Any, lanes: list[int]) -> Any:
 
 
 def _interleaved(builder: Any, rows: Sequence[Any]) -> list[Any]:
-    """Emit instructions that interleave 32 numbers of four rows to four lines."""
+    """Emit instructions that arrange 32 numbers of each of four rows in four lines."""
     rows = [builder.bitcast(row, _LINE_WORDS) for row in rows]
     halves = [
         [

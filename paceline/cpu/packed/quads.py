@@ -1,9 +1,13 @@
 """Emit code that multiplies rows by quads of outputs, in `avx512_dot`'s order.
 
-A quad is a group of four outputs. A vector contains one chunk (eight numbers) of each output's
-weights. The code multiplies this vector by four copies of the same chunk of one row. In contrast,
-`avx512_dot` multiplies four rows by one output, which wastes most of the vector if there is only
-one row. The sums are bit-identical, because multiplication is commutative.
+A quad is a group of four outputs. One instruction multiplies these two vectors:
+
+    weights:  one chunk (eight numbers) of each of the four outputs' weights
+    row:      the same chunk of one row, repeated four times
+
+In contrast, `avx512_dot` multiplies chunks of four rows by one output's weights, repeated four
+times. With a single row, three quarters of its row vector would be unused. Both methods compute
+bit-identical sums, because multiplication is commutative.
 """
 
 from __future__ import annotations
@@ -147,17 +151,22 @@ def _write_row(builder: Any, source: Any, bias: Any, out: Any, width: Any) -> No
 
 
 def _fold(builder: Any, first: Any, second: Any, lanes: tuple[int, int], step: int) -> Any:
-    """Emit instructions that add pairs of lanes, within groups of four lanes.
+    """Emit instructions that add pairs of lanes of two vectors.
 
-    For lanes (0, 1) and step 2, the instructions combine group a of the first vector and group b of
-    the second vector into the group:
+    Each vector consists of four groups of four lanes. Let a be a group of the first vector, and b
+    the group at the same position in the second vector. The result contains four sums at the
+    position of the group. For lanes (0, 1) and step 2, these are:
 
         a[0] + a[2], a[1] + a[3], b[0] + b[2], b[1] + b[3]
 
+    For lanes (0, 2) and step 1:
+
+        a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]
+
     Args:
         builder: LLVM builder.
-        first: First vector of sums.
-        second: Second vector of sums.
+        first: First vector.
+        second: Second vector.
         lanes: First lane of each pair, as an index within a group.
         step: Distance between the two lanes of a pair.
     """

@@ -1,7 +1,7 @@
 """Define readers, which emit code that decodes the blocks of packed weights.
 
-A part is 32 consecutive numbers of a row, and a half part is 16. A reader emits code that decodes a
-part of a block to integers, and code that reads the scale and the minimum in the formula
+A part is 32 consecutive numbers of a row, and a half part is 16. For each block format, a reader
+emits code that decodes integers, scales and minimums. The numbers of the row are then:
 
     number = scale * integer + minimum
 
@@ -124,7 +124,7 @@ def nibble_bytes(builder: Any, blocks: Sequence[Any], offset: int) -> Any:
 
 
 class NibbleGroup(NamedTuple):
-    """The location of two half parts (16 four-bit integers each) that share 16 bytes.
+    """Two half parts (16 four-bit integers each) that share the same 16 bytes.
 
     Attributes:
         offset: Offset of the bytes in the block.

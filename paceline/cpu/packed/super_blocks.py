@@ -47,7 +47,7 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
         builder: LLVM builder.
         vectors: For each of one or four blocks, a vector of 16 lanes with the block's factors.
     Returns:
-        The 16 factors, each for all blocks.
+        16 `Factor` objects. Number i contains the i-th factor of each block.
     """
     if len(vectors) == 1:
         return [Factor(vectors[0], (lane,)) for lane in range(LANES)]
@@ -71,10 +71,11 @@ def _factors_of_blocks(builder: Any, vectors: Sequence[Any]) -> list[Factor]:
 class _K4(Reader):
     """Base class of readers for blocks with a scale and a minimum per part.
 
-    A part consists of 32 numbers. The scale and the minimum of a part are six-bit integers, and the
-    block has another scale and minimum. A number is computed from its stored integer (value):
+    A part consists of 32 numbers, which are stored as integers. Each part has a scale and a
+    minimum, both six-bit integers. The block has another scale and minimum, both float16. A number
+    is computed as follows:
 
-        (block's scale * part's scale) * value - (block's minimum * part's minimum)
+        (block's scale * part's scale) * integer - (block's minimum * part's minimum)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
@@ -83,9 +84,12 @@ class _K4(Reader):
         return Factors(both[:_PARTS], both[_PARTS:], 2)
 
     def _factors(self, builder: Any, block: Any) -> Any:
-        """Emit instructions that compute the factors of each part of a block.
+        """Emit instructions that compute the scale and minimum of each part of a block.
 
-        The result contains the scales in lanes 0 to 7, and the negated minimums in lanes 8 to 15.
+        The result is a vector of 16 lanes, where p is the index of a part:
+
+            lane p:      block's scale * part's scale
+            lane 8 + p:  -(block's minimum * part's minimum)
         """
         low, mid, high = (load(builder, block, offset, WORD) for offset in (4, 8, 12))
 
@@ -116,14 +120,14 @@ class _K4(Reader):
 def _pair_nibbles(builder: Any, blocks: Sequence[Any], offset: int, part: int) -> Any:
     """Emit instructions that load one part (32 four-bit integers) of each block.
 
-    Two consecutive parts share 32 bytes. The first part is stored in the low four bits of each
-    byte, and the second part in the high four bits.
+    Parts 2 i and 2 i + 1 share 32 bytes. Part 2 i is stored in the low four bits of each byte, and
+    part 2 i + 1 in the high four bits.
 
     Args:
         builder: LLVM builder.
         blocks: Addresses of the blocks.
-        offset: Offset of the first part in a block, in bytes.
-        part: Index of the part.
+        offset: Offset of part 0 in a block, in bytes.
+        part: Index of the part to load.
     """
     both = load_rows(builder, blocks, offset + part // 2 * PART)
     if part % 2:
@@ -169,9 +173,11 @@ class Q5_K(_K4):
 
 
 class Q6_K(Reader):
-    """Decodes blocks with a scale, and another scale for every 16 six-bit integers.
+    """Decodes blocks of six-bit integers, scaled per block and per 16 integers.
 
-    number = (scale of the block * scale of the 16 integers) * (integer - 32)
+    A number is computed as follows:
+
+        number = (block's scale * scale of the 16 integers) * (integer - 32)
     """
 
     def factors(self, builder: Any, blocks: Sequence[Any]) -> Factors:
@@ -199,9 +205,9 @@ class Q6_K(Reader):
 class IQ4_XS(Reader):
     """Decodes blocks of indices into `IQ4_CODES`, scaled per block and per part.
 
-    A part is 32 numbers. Its scale is stored in six bits, with an offset of 32.
+    A part is 32 numbers. The scale of a part is a six-bit integer.
 
-    number = (scale of the block * (scale of the part - 32)) * code
+        number = (block's scale * (part's scale - 32)) * IQ4_CODES[index]
     """
 
     codes = IQ4_CODES
@@ -213,7 +219,12 @@ class IQ4_XS(Reader):
         return Factors(_factors_of_blocks(builder, vectors)[:_PARTS], (), 2)
 
     def _scales(self, builder: Any, block: Any) -> Any:
-        """Emit instructions that compute the scales of a block's parts, in lanes 0 to 7."""
+        """Emit instructions that compute the scales of a block's parts.
+
+        The result is a vector whose lanes 0 to 7 contain these products:
+
+            lane p = block's scale * (scale of part p - 32)
+        """
         low = spread(builder, load(builder, block, 4, WORD), _PARTS)
         top = spread(builder, builder.zext(load(builder, block, 2, HALF), WORD), _PARTS)
         low = builder.lshr(low, ir.Constant(_EIGHT, [4 * part for part in range(_PARTS)]))

@@ -133,7 +133,10 @@ def _unpack_quad(
     Arguments that compiled callers pass:
         type_id: Id of the block format.
         sources: Address of each row's first block.
-        num_parts, target, line_step, ahead: Fields of `UnpackCall`.
+        num_parts: Number of parts (32 numbers each) per row.
+        target: Address at which to write the quad's first line.
+        line_step: Distance between consecutive lines of the quad, in bytes.
+        ahead: Distance from the blocks to the blocks to prefetch, in bytes.
     """
     operands = (sources, num_parts, target, line_step, ahead)
     return of_format(where_available(_emit_quad), type_id, *operands)
@@ -169,8 +172,10 @@ def quad_job(type_id: int) -> TeamJob:
     """Return the job that unpacks the rows of an `UnpackCall`, four at a time.
 
     Each block format has a separate job. Four rows form a quad, whose numbers are interleaved in
-    lines of 64 bytes. The job writes the first lines of all quads, followed by the second lines of
-    all quads, and so on.
+    lines of 64 bytes. Consecutive quads are 64 bytes apart, and consecutive lines of a quad are
+    `line_step` bytes apart:
+
+        address of line i of quad q = target + i * line_step + 64 * q
     """
 
     def work(address: int) -> int:
