@@ -18,14 +18,19 @@ _Ints = NDArray[np.int32]
 
 @dataclass(slots=True)
 class Paths:
-    """Cache positions of the keys that each query sees, ranked by text position.
+    """Cache positions of the keys that each query sees, in text order.
+
+    The rank of a key is its index among the keys that the query sees. The first keys of a query are
+    usually at consecutive cache positions. `Paths` stores only the first of these positions, and
+    the number of these keys (`leading`). It lists the cache positions of the other keys:
+
+        cache position of rank r = start + r              if r < leading
+        cache position of rank r = listed[r - leading]    otherwise
 
     Attributes:
-        table: The arrays `tiles`, `start`, `leading`, `count` and `listed`, concatenated; int32,
-            on the device. For each query, `start` contains the cache position of the first key
-            (rank 0). `leading` is the length of the run of consecutive cache positions that begins
-            there, and `count` is the number of keys that the query sees. `listed`, [queries,
-            width], contains the cache positions of the remaining keys (rank `leading` and up).
+        table: Five arrays, concatenated; int32, on the device. The first array is `tiles`. The
+            arrays `start`, `leading` and `count` contain one number per query, where `count` is the
+            number of keys that the query sees. The last array is `listed`, [queries, width].
         tiles: Tiles of consecutive queries from one row, [tiles, 4]. The values are the row of the
             key tensor, the first query, the number of queries, and the first query's column.
         queries: Number of queries.
@@ -137,8 +142,8 @@ def fill_paths(
     """Write the `Paths` of a batch to a table; return False if they do not fit.
 
     Args:
-        table: Table of zeros, int32 [4 * tiles + queries * (3 + width)]; `room` contains the
-            numbers of tiles and queries.
+        table: Table of zeros, int32. It has room for 4 numbers per tile, and for 3 + width numbers
+            per query, where width is the maximum number of listed keys per query.
         visible: Visible ranges of the batch.
         order: Keys of each row, ordered by text position.
         tile_columns: Maximum number of queries per tile.

@@ -143,9 +143,12 @@ def _add(runs: Records[KeyRun], begin: int, count: int, start: int, stop: int) -
 def _join(runs: Records[KeyRun], begin: int, first: int, count: int) -> int:
     """Merge a query's single keys into runs of consecutive keys.
 
+    The function sorts the single keys in ascending order. It then joins each key with the run
+    before it if the run ends directly before the key. This run may also be the query's run of text.
+
     Args:
         runs: Runs of all queries so far. Runs `first` to `count` - 1 are single keys of the last
-            query, in descending order.
+            query, in descending order. Only their field `start` is set.
         begin: Index of the last query's first run.
         first: Index of the first single key.
         count: Number of runs before merging; each single key counts as one run.

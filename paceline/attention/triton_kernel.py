@@ -11,10 +11,10 @@ An output depends only on its query and on the keys visible to the query, bit fo
 - A running softmax processes the blocks of a split. `combine_splits` sums the results of all splits
   and the exponential of the attention sink.
 
-A program processes one split for several queries and for all query heads that share a key head. If
-its queries all see a whole block at the same cache positions, the program reads the block once. The
-program reads any other block once per query, and updates only the sums of that query. Both cases
-use the same instructions.
+A program processes one split for the queries of several columns (query tokens), and for all query
+heads that share a key head. A block is shared if it contains the same cache positions for all these
+queries. The program reads a shared block once for all queries. It reads any other block once per
+column, and then updates only the sums of that column. Both cases use the same instructions.
 """
 
 from __future__ import annotations

@@ -126,15 +126,16 @@ def attend_split(
 def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constexpr):
     """Return how many key blocks all queries share, and how many there are in total.
 
-    The shared blocks come first, and are at the same cache positions for all queries. The program
-    reads each shared block only once. The program reads every other block once per column.
+    A split consists of blocks of KEYS keys each. A block is shared if it contains the same cache
+    positions for all queries. The shared blocks come first. The program reads a shared block only
+    once, and any other block once per column.
 
     Args:
         active: Whether each query sees keys in this split.
         seen: Number of keys that each query sees in this split and in later splits.
-        begin: Cache position of each query's first key.
-        unbroken: For each query, the length of the run of keys at consecutive cache positions that
-            begins at the start of the split.
+        begin: Cache position of the first key (rank 0) of each query.
+        unbroken: For each query, the number of keys at consecutive cache positions from the start
+            of the split. If not positive, there are none.
         KEYS: Number of keys per block.
         SPLIT: Number of keys per split.
     """

@@ -229,8 +229,8 @@ def output_index(call: AttentionCall, column: int, head: int, member: int) -> in
 def reaches(call: AttentionCall, tile: Tile, i: int, start: int, stop: int) -> bool:
     """Return whether query i may see any of the keys `start` to `stop` - 1.
 
-    The result is True if these keys overlap the range from the query's first visible key to its
-    last one, even if all keys in the overlap are hidden.
+    The function compares these keys only with the range from the query's first visible key to its
+    last one. The result is therefore True even if all keys in the overlap are hidden.
     """
     column = (tile.first + i) // call.groups
     begin, end = tile.begin[column], tile.begin[column + 1]

@@ -1,11 +1,16 @@
 """Compute attention scores of bfloat16 states with AVX512_BF16 dot products.
 
-The dot products need only a quarter as many instructions as the general kernel. Each dot product of
-a query and a key is accumulated in four lanes, as `avx512_dot` describes. Lane 0 adds the products
-of dimensions 1, 0, 9, 8, 17, 16 and so on, in this order. Lane 1 starts with dimensions 3, 2, 11
-and 10, lane 2 with 5, 4, 13 and 12, and lane 3 with 7, 6, 15 and 14. The kernel then adds lane 2 to
-lane 0, lane 3 to lane 1, and the two results. Finally, it multiplies the sum by `scaling`. The
-number of queries and keys that are processed together does not affect this order.
+The dot products need only a quarter as many instructions as the general kernel. The dot product of
+a query and a key is computed in four lanes. Each lane adds the products of these dimensions, in
+this order:
+
+    lane 0:  1, 0,  9,  8, ...
+    lane 1:  3, 2, 11, 10, ...
+    lane 2:  5, 4, 13, 12, ...
+    lane 3:  7, 6, 15, 14, ...
+
+The score is ((lane 0 + lane 2) + (lane 1 + lane 3)) * scaling. The number of queries and keys that
+are processed together does not affect this order.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 A query's output depends only on the query and on the keys that the query sees, bit for bit. Other
 queries, the cache positions of keys, the length of the cache and the number of threads have no
-effect. All sums are float32, and the kernel computes them in this order:
+effect. A key's rank is its index among the keys that the query sees, in text order. All sums are
+float32, and the kernel computes them in this order:
 
 - Score of a query and a key: the kernel scales the query, and then adds the products in the order
   that the module `fma_dot` describes. For bfloat16 queries and keys on processors with AVX512_BF16,
   the module `attention.dotted` describes the order. A bias is added last.
 - Softmax: exp(score - largest score of all visible keys).
-- Total weight: eight lanes sum the weights of the visible keys. A key's rank is its index among
-  the visible keys in text order. Lane l sums the weights of the keys with rank l, l + 8, and so on.
-  The kernel adds the lanes as in `fma_dot`, and adds the weight of an attention sink last.
+- Total weight: eight lanes sum the weights of the visible keys. Lane l sums the weights of the keys
+  with rank l, l + 8, l + 16, and so on. The kernel adds the lanes as in `fma_dot`, and adds the
+  weight of an attention sink last.
 - Output in each dimension: fused multiply-adds of weight and value, key by key in text order, then
   a division by the total weight.
 

@@ -62,9 +62,10 @@ def score_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: 
 def weigh_scores(call: AttentionCall, tile: Tile, i: int) -> Any:
     """Convert the scores of query i to softmax weights, and return their total.
 
-    The weights replace the scores in memory. They are contiguous, and the first weight replaces the
-    score of the first key that the query sees. The total is float32, and includes the weight of an
-    attention sink.
+    The weights replace the scores in memory, sorted by rank. The rank of a key is its index among
+    the keys that the query sees. If f is the index of the query's first visible key, the key with
+    rank r has its weight at index f + r of the query's row. The total is float32, and includes the
+    weight of an attention sink.
     """
     column, member = divmod(tile.first + i, call.groups)
     begin, end = tile.begin[column], tile.begin[column + 1]
@@ -148,8 +149,8 @@ def add_block(call: AttentionCall, tile: Tile, source: int, start: int, stop: in
 def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int, stop: int) -> int:
     """Return `count` if all `count` queries see every key of a block, otherwise 0.
 
-    The function also advances each query's entry in `tile.cursors` to the first run of visible keys
-    that ends within or after the block.
+    The function also updates `tile.cursors`, which contains the index of a run of visible keys for
+    each query. It advances each index to the first run whose last key is `start` or a later key.
 
     Args:
         call: Arguments of the attention call.
@@ -178,7 +179,8 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
     """Return the address of query i's softmax weight for the key with index `ordinal`.
 
-    The key must belong to the run of visible keys to which `tile.cursors[i]` points.
+    `weigh_scores` describes where the weights are stored. The key must belong to the run of visible
+    keys with the index `tile.cursors[i]`.
     """
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start

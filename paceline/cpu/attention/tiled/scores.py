@@ -78,6 +78,9 @@ def weigh_block(
 def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int, int, int]:
     """Return the range of keys that the queries of a block see.
 
+    Let the leading keys be those that all queries see, from the key `tile.base` onwards. There are
+    none if the first visible key of any query is another one.
+
     Args:
         call: Arguments of the attention call.
         tile: Tile of queries.
@@ -85,8 +88,7 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
         count: Number of queries in the block.
     Returns:
         The index of the first key that any query sees, the index of the last such key plus one, and
-        the number of leading keys that all queries see. The last number is 0 unless the first
-        visible key of every query is `tile.base`.
+        the number of leading keys.
     """
     low, high, shared = call.keys, 0, call.keys
     for column in range(
@@ -106,10 +108,11 @@ def _seen(call: AttentionCall, tile: QueryTile, i: int, count: int) -> tuple[int
 def _lay_queries(
     call: AttentionCall, tile: QueryTile, space: TileWorkspace, i: int, count: int
 ) -> None:
-    """Transpose a block's queries so that each column of words contains one query.
+    """Transpose a block's queries, because AMX multiplies keys by queries as columns.
 
-    A 32-bit word contains two adjacent elements of a query. If the block has fewer than sixteen
-    queries, the other columns are zeros.
+    A 32-bit word contains two adjacent elements of a query. The function writes words [dim / 2, 16]
+    to `space.queries`. Column j contains the words of query j of the block. If the block has fewer
+    than sixteen queries, the other columns are zeros.
     """
     size = call.dim * HALF_BYTES
     for lane in range(count):
@@ -184,17 +187,20 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Remove the scores of hidden keys from a query's row of scores.
+    """Sort a query's scores by rank, which removes the scores of hidden keys.
 
-    A key is hidden if the query does not see the key. The function pads the row with -inf to a
-    multiple of 32 scores.
+    A key is hidden if the query does not see it. The rank of any other key is its index among the
+    keys that the query sees. At first, the row of scores contains all keys in text order, from the
+    key `low`. The function moves the score of the key with rank r to position r of the row. It then
+    pads the row with -inf to a multiple of 32 scores.
 
     Args:
         tile: Tile of queries.
         row: Address of the query's scores.
         column: Index of the query's column in the row.
         low: Index of the key whose score is first in the row.
-        shared: Number of leading keys that all queries of the block see.
+        shared: Number of leading keys that all queries of the block see. The scores of these keys
+            do not move.
     Returns:
         Number of steps (32 scores each) in the row.
     """

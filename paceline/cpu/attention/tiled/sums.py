@@ -63,14 +63,14 @@ def add_steps(call: AttentionCall, space: TileWorkspace, block: int, first: int,
 
 @inlined
 def _add_four(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add weighted values to a block's sums, in four tiles of 16 value dimensions.
+    """Add weighted values to a block's sums in 64 value dimensions, in four tiles.
 
     Args:
         weights: Address of the first query's softmax weights for the first step.
         width: Distance between the weights of consecutive queries, in bytes.
-        values: Address of the first step's values in the first of these dimensions.
+        values: Address of the first step's values, at the first of the 64 dimensions.
         size: Size of a row of values or sums, in bytes.
-        sums: Address of the first query's sum in the first of these dimensions.
+        sums: Address of the first query's sums, at the first of the 64 dimensions.
         count: Number of steps. A step is 32 consecutive keys.
     """
     _load_sums0(sums, size)
@@ -97,9 +97,10 @@ def _add_four(weights: int, width: int, values: int, size: int, sums: int, count
 
 @inlined
 def _add_single(weights: int, width: int, values: int, size: int, sums: int, count: int) -> None:
-    """Add weighted values to a block's sums, in one tile of 16 value dimensions.
+    """Add weighted values to a block's sums in 16 value dimensions, in one tile.
 
-    The arguments are the same as for `_add_four`.
+    The arguments are the same as for `_add_four`, except that `values` and `sums` are the addresses
+    at the first of the 16 dimensions.
     """
     _load_sums0(sums, size)
     for step in range(count):
@@ -165,14 +166,17 @@ def _gather(
 ) -> int:
     """Copy the values of up to 32 visible keys to a buffer, interleaved in pairs.
 
-    The rank of a key is the key's index among the keys that the query sees. A run is a range of
-    consecutive visible keys. In a pair, the elements of the two values alternate.
+    The rank of a key is the key's index among the keys that the query sees. The function copies
+    the values of the ranks `rank` to `stop` - 1. Two consecutive ranks form a pair. If a and b are
+    the values of a pair, the buffer contains a0 b0 a1 b1 a2 b2 ... for this pair. Zeros fill the
+    pairs without values.
 
     Args:
         call: Arguments of the attention call.
         tile: Tile of queries.
         space: Working memory of the thread, with the buffer `gathered`.
-        run: Index of the run that contains the first key, or of an earlier run.
+        run: Index of the run that contains the first key, or of an earlier run. A run is a range of
+            consecutive visible keys.
         rank: Rank of the first key.
         stop: Rank of the last key, plus one.
     Returns:

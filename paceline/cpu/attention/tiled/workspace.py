@@ -208,6 +208,6 @@ def lay_out(call: AttentionCall, blocks: int, memory: int) -> TileWorkspace:
 
 @inlined
 def pair_up(call: AttentionCall, sources: tuple[int, int], target: int) -> None:
-    """Interleave the values of two keys, so that their elements alternate at `target`."""
+    """Interleave the values a and b of two keys at `target`: a0 b0 a1 b1 a2 b2 ..."""
     for offset in range(0, call.value_dim * HALF_BYTES, SIDE * HALF_BYTES):
         bf16_pack.pair_up(sources[0] + offset, sources[1] + offset, target + 2 * offset)
