@@ -35,11 +35,17 @@ class Convolution(NamedTuple):
 class GatedTokens(NamedTuple):
     """Inputs of a recurrence with one state matrix per head.
 
-    The inputs have the dtype of the states, unless another dtype is specified.
+    Each token advances the state S of a head, [rows, lanes], and computes an output:
 
-    The state becomes S = decay * S + key (x) update, where (x) is the outer product. A token's
-    output is the product of its query and its state. Without the delta rule, update = gain * value.
-    With the rule, update = gain * (value - key @ (decay * S)).
+        S = decay * S + outer product of key and update
+        output = query @ S + skip * value
+
+    The update depends on the type of the recurrence:
+
+        update = gain * value                          without the delta rule
+        update = gain * (value - key @ (decay * S))    with the delta rule
+
+    The inputs have the dtype of the states, unless another dtype is specified.
 
     Attributes:
         query: Queries, [tokens, groups, rows]; consecutive heads share a group.
@@ -65,10 +71,12 @@ class GatedTokens(NamedTuple):
 class ScanTokens(NamedTuple):
     """Inputs of a selective scan with one state vector per channel.
 
-    The inputs have the dtype of the states, unless another dtype is specified.
+    Each token advances the state S of a channel, [rows], and computes an output:
 
-    The state becomes S = exp(step * rate) * S + key (x) (step * value), where (x) is the outer
-    product.
+        S = exp(step * rate) * S + key * step * value
+        output = sum of query * S over all rows
+
+    The inputs have the dtype of the states, unless another dtype is specified.
 
     Attributes:
         value: Values in any float dtype, [tokens, channels].

@@ -19,14 +19,17 @@ from paceline.util.compiled import compiled
 
 
 class StateOrder(NamedTuple):
-    """The states that each token reads and writes, as indices.
+    """The states that each token of a forward pass reads and writes.
+
+    Each request has a list of states, one for each position in the list. A token reads the state at
+    its source position, and writes the next state to its target position. Once no later token reads
+    a state, another token may use its position.
 
     Attributes:
-        sources: Index of the state before each token, [requests, width]; -1 means the stored
+        sources: Position of the state before each token, [requests, width]; -1 means the stored
             state of the request.
-        targets: Index at which the state after each token is stored, [requests, width]. An index
-            is reused once no later token reads the state.
-        num_states: Largest number of states that a request needs at the same time.
+        targets: Position of the state after each token, [requests, width].
+        num_states: Length of the longest list that a request needs.
     """
 
     sources: IntArray
@@ -152,7 +155,8 @@ class TokenTree:
 def _order(parents: IntArray, lengths: IntArray) -> tuple[IntArray, IntArray, int]:
     """Return the arrays of `StateOrder`.
 
-    A token overwrites its parent's state if no later token reads that state.
+    If no later token reads the state of a token's parent, the token overwrites this state.
+    Otherwise, the token writes to a free position or to a new one.
     """
     requests, width = parents.shape
     sources = np.full((requests, width), -1, dtype=np.int64)

@@ -5,9 +5,16 @@ multiplies two tiles and adds the product to a third tile:
 
     out[i][j] += sum over k of left[i][k] * right[k][j]
 
-`out` has 16 x 16 float32 values, `left` has 16 rows of 32 bfloat16 values, and `right` has 32 rows
-of 16 bfloat16 values. Each row of the right tile contains two interleaved rows of `right`. Row r of
-the tile begins with right[2 r][0], right[2 r + 1][0], right[2 r][1] and right[2 r + 1][1].
+The matrices have these shapes:
+
+    out:    16 x 16 float32 values
+    left:   16 x 32 bfloat16 values
+    right:  32 x 16 bfloat16 values
+
+Each of the 16 rows in the tile of `right` contains two interleaved rows of the matrix. For example,
+row 0 of the tile interleaves the rows right[0] and right[1]:
+
+    right[0][0], right[1][0], right[0][1], right[1][1], right[0][2], ...
 
 According to Intel's manual, TDPBF16PS adds in a fixed order. It sums the products at even k and at
 odd k separately, adds the two sums, and adds the total to `out`. In this module, strides are in
@@ -89,8 +96,10 @@ def _instruction(name: str, *tiles: int, operands: int = 0) -> Any:
 def _transpose(builder: Any, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
     """Emit instructions that transpose a matrix of 16 x 16 words in four rounds.
 
-    The rounds use the distances d = 8, 4, 2 and 1. In each round, rows r and r + d exchange words
-    that are d columns apart.
+    The rounds use the distances d = 8, 4, 2 and 1. In each round, the instructions exchange these
+    words for all rows r and columns c whose numbers do not contain the bit d:
+
+        matrix[r][c + d] and matrix[r + d][c]
 
     Args:
         builder: LLVM builder.

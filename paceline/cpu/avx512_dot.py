@@ -1,15 +1,19 @@
 """Emit dot products of bfloat16 numbers with AVX-512 instructions.
 
-AVX512_BF16 (VDPBF16PS) multiplies 32 pairs of bfloat16 numbers and adds the products to 16 float32
-sums:
+The instruction VDPBF16PS of AVX512_BF16 multiplies the numbers of two vectors in pairs. Each vector
+contains 32 bfloat16 numbers. The instruction adds two products to each of 16 float32 sums:
 
     sum[lane] = (sum[lane] + left[2 lane + 1] * right[2 lane + 1]) + left[2 lane] * right[2 lane]
 
 According to Intel's manual, each addition rounds to nearest, and subnormal numbers count as zero.
 
-`row_blocks` packs the rows in blocks of four. The left operand of an instruction contains a chunk
-of 16 bytes from each of the four rows. The right operand contains the matching chunk of one
-output's weights, repeated four times.
+`row_blocks` packs the rows in blocks of four. A chunk is 16 bytes (eight numbers) of a row. One
+instruction multiplies the chunks of four rows by the same chunk of one output's weights:
+
+    left:   chunk of row 0   chunk of row 1   chunk of row 2   chunk of row 3
+    right:  weights          weights          weights          weights
+
+Lanes 4 r to 4 r + 3 therefore contain the partial sums of row r.
 """
 
 from __future__ import annotations
@@ -188,12 +192,16 @@ def times(builder: Any, size: Any, number: int) -> Any:
 def _at(builder: Any, base: Any, row_bytes: Any, index: int, offset: Any, rows: int = 1) -> Any:
     """Emit instructions that compute an address within a row or a block of rows.
 
+        base + rows * (index * row_bytes + offset)
+
+    This formula is the address of the chunks that begin at `offset` in each row of a block.
+
     Args:
         builder: LLVM builder.
         base: Address of the first row or block.
         row_bytes: Size of a row in bytes.
         index: Index of the row or block.
-        offset: Offset within each row in bytes.
+        offset: Offset within each row in bytes, a multiple of the chunk size.
         rows: Number of rows per block; 1 for a single row.
     """
     return builder.add(
@@ -225,7 +233,9 @@ def add_products(builder: Any, sums: Any, left: Any, right: Any) -> Any:
 def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
     """Emit instructions that store the totals of four outputs for each of four rows.
 
-    Each total is the sum of four lanes: (lane 0 + lane 2) + (lane 1 + lane 3).
+    The total of row r is the sum of lanes 4 r to 4 r + 3 of the output's vector:
+
+        (lane 0 + lane 2) + (lane 1 + lane 3)
 
     Args:
         builder: LLVM builder.
@@ -243,10 +253,13 @@ def _store_totals(builder: Any, address: Any, outputs: list[Any]) -> None:
 
 
 def fold_lanes(builder: Any, first: Any, second: Any, size: int) -> Any:
-    """Emit instructions that fold the lanes of two vectors into one vector.
+    """Emit instructions that add the two halves of each group of lanes.
 
-    In each group of `size` lanes, the instructions add the first half to the second half, which
-    halves the number of lanes. In the result, the lanes of `first` precede those of `second`.
+    A group is `size` consecutive lanes of a vector. Each group shrinks to half its size, so the
+    groups of both vectors fit into one vector. For example, with a size of 4, the vectors a and b
+    become this vector:
+
+        a[0] + a[2], a[1] + a[3], a[4] + a[6], a[5] + a[7], ..., b[0] + b[2], b[1] + b[3], ...
     """
     low = [lane for lane in range(2 * _LANES) if lane % size < size // 2]
     halves = (

@@ -99,8 +99,11 @@ def larger_of(builder: Any, first: Any, second: Any) -> Any:
 def fold(builder: Any, vector: Any, join: Emit) -> Any:
     """Emit instructions that reduce a vector to one number by combining its halves.
 
-    With eight lanes, `join` first combines lanes 0 to 3 with lanes 4 to 7. It then combines lanes 0
-    and 1 with lanes 2 and 3, and finally lane 0 with lane 1.
+    For example, `join` combines eight lanes in three steps:
+
+        lanes 0, 1, 2, 3 with lanes 4, 5, 6, 7
+        lanes 0, 1 with lanes 2, 3
+        lane 0 with lane 1
 
     Args:
         builder: LLVM builder.

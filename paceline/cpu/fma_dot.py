@@ -1,9 +1,13 @@
 """Emit code that multiplies float32 rows by the weights of four outputs.
 
-A vector of eight lanes accumulates each dot product with fused multiply-adds. Lane l adds the
-products of elements l, l + 8, and so on, in this order. The lanes are then added in pairs: first l
-and l + 4, next l and l + 2, and finally 0 and 1. All variants in this module use this order, so the
-number of rows does not change the result.
+A dot product is computed in a vector of eight lanes. Lane l adds the products of elements l, l + 8,
+l + 16, and so on, with fused multiply-adds. Three steps then add the lanes:
+
+    lanes l and l + 4, for l = 0 to 3
+    lanes l and l + 2, for l = 0 and 1
+    lanes 0 and 1
+
+All variants in this module use this order, so the number of rows does not change the result.
 """
 
 from __future__ import annotations

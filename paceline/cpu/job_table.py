@@ -15,8 +15,8 @@ def reserve_jobs(count: int) -> tuple[int, int]:
     Args:
         count: Number of jobs to run.
     Returns:
-        Address of the team's mailbox, and the first reserved job number minus 1. Both are 0 if this
-        thread leads no team.
+        The address of the team's mailbox, and the number of the job before the first reserved one.
+        Both are 0 if this thread leads no team.
     """
     team = TEAM.of_this_thread()
     return (0, 0) if team is None else (team.mailbox, team.take_numbers(count))
@@ -51,7 +51,7 @@ def run_jobs(jobs: int, count: int, taken: int, mailbox: int, number: int) -> No
         count: Number of jobs to run.
         taken: Offset of the task counter in each job's record, in bytes.
         mailbox: Address that `reserve_jobs` returned; 0 if this thread leads no team.
-        number: Job number that `reserve_jobs` returned.
+        number: Job number that `reserve_jobs` returned. The first job has the next number.
     """
     for job in range(count):
         run_job(jobs, job, taken, mailbox, number + job)

@@ -104,11 +104,14 @@ class Trial:
         )
 
     def answer_cost(self, usual_seconds: float, forward_cost: float) -> float:
-        """Return the relative cost of an answer if paceline computes every matrix product.
+        """Return an answer's relative cost if paceline computes every matrix product.
 
-        The cost is a ratio of two times for the same answer: with paceline's products only, and
-        with the faster products at each row count. The answer takes `ANSWER_STEPS` steps after a
-        prompt of 256 tokens. The result is the largest of the costs for steps of 1, 4 and 16 rows.
+        The cost is the ratio of two times for the same answer:
+
+            time with paceline's products only / time with the faster products at each row count
+
+        The answer is generated in `ANSWER_STEPS` decoding steps after a prompt of 256 tokens. The
+        function computes the cost for steps of 1, 4 and 16 rows, and returns the largest one.
 
         Args:
             usual_seconds: Time of an ordinary forward pass over one row.

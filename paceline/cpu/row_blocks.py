@@ -1,7 +1,11 @@
 """Pack rows in blocks of four, as the operations in `avx512_dot` require.
 
-A chunk is 16 bytes of a row. A block contains the first chunk of all four rows, followed by the
-second chunk of all four rows, and so on.
+A chunk is 16 bytes of a row. A block contains the chunks of four rows, for example a, b, c and d,
+in this order:
+
+    first chunks:   a, b, c, d
+    second chunks:  a, b, c, d
+    ...
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class SpinningThreadTeam:
         lead(self.mailbox, self.take_numbers(1) + 1, job, arguments)
 
     def take_numbers(self, count: int) -> int:
-        """Reserve `count` consecutive job numbers; return the first one minus 1."""
+        """Reserve `count` consecutive job numbers; return the number before the first."""
         self._num_jobs += count
         return self._num_jobs - count
 

@@ -230,8 +230,12 @@ def _total(kind: int, row: int, size: int, vocab: int, best: np.float32) -> np.f
 def _measure(logits: int, kind: int, vocab: int, result: NDArray[np.float32]) -> None:
     """Write the entropy of each row's softmax distribution to `result`.
 
-    Let d be a logit's difference from the largest logit, and w = exp(d). The entropy is then
-    log(sum(w)) - sum(w * d) / sum(w). Differences are clamped to at least `_MIN_DIFFERENCE`.
+    Let d be a logit's difference from the largest logit of the row, and w = exp(d). The function
+    computes the entropy by this formula, which sums over the row:
+
+        log(sum(w)) - sum(w * d) / sum(w)
+
+    Differences are clamped to at least `_MIN_DIFFERENCE`.
 
     Args:
         logits: Address of the logits, [rows, vocab].

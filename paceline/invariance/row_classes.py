@@ -39,9 +39,13 @@ class RowClass:
 def agreeing_runs(function: RowFunction, rows: Tensor, counts: Sequence[int]) -> tuple[int, ...]:
     """Find ranges of row counts within which a function's results are bit-identical.
 
-    To test a large row count, the test calls `function` with that many rows from the middle of
-    `rows`. To test a small row count, it calls `function` twice: with the first rows and with the
-    last rows.
+    The test begins with the largest row count, and continues with smaller ones. A row count belongs
+    to the current range if its results have the same bits as those for the range's largest row
+    count. Otherwise, the row count is the largest of a new range.
+
+    Each call of `function` receives consecutive rows of `rows`. For a large row count, these are
+    rows from the middle. For a small row count, the test calls `function` twice: with the first
+    rows and with the last rows.
 
     Args:
         function: Function to test, which maps rows to rows.
@@ -115,9 +119,12 @@ def heavy_tailed(
 def fold(weight: Tensor, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return a weight and rows whose exact product is zero.
 
-    For example, the weight [a, b] becomes [a, -a], and the row [x, y] becomes [x, x]. In general,
-    half of the weight's inner dimension, at random positions, becomes the negative of the other
-    half.
+    The function divides the inner dimension into two halves, at random positions. In the weight,
+    the second half becomes the negative of the first half. In each row, the second half becomes
+    equal to the first half. For example:
+
+        weight [a, b] becomes [a, -a]
+        row    [x, y] becomes [x, x]
 
     The computed product then consists only of rounding errors. A different order of summation
     changes the bits of 40 % to 90 % of the product's elements, even in half precision. In an

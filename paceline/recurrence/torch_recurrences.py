@@ -224,7 +224,7 @@ def _before(states: FoldedStates) -> Tensor:
 
 
 class _PathRows(NamedTuple):
-    """The paths of all requests, as arrays [requests, longest path].
+    """The paths of all requests, padded to the same length [requests, longest path].
 
     `columns` contains each token's index in the forward pass. `is_token` is False for padding.
     """
@@ -245,7 +245,7 @@ def _path_rows(path: FoldPath) -> _PathRows:
 def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield each path's first token, then each path's second token, and so on.
 
-    Each item is two tensors [requests]: the tokens' columns, and whether each path has a token.
+    Each item is two tensors [requests]: the tokens' columns, and whether each path is that long.
     """
     columns, is_token = (_on(array, device) for array in _path_rows(path))
     for step in range(columns.shape[1]):
@@ -253,11 +253,11 @@ def _path_steps(path: FoldPath, device: torch.device) -> Iterator[tuple[Tensor, 
 
 
 def _taps(tree: TokenTree, size: int) -> IntArray:
-    """Return the indices of the `size` inputs that a convolution reads for each token.
+    """Return the indices of the `size` inputs that a convolution reads per token.
 
-    A convolution reads the token's input and the size - 1 inputs before it on its path. Stored
-    inputs have the indices 0 to size - 2; token i of a request has the index size - 1 + i. The
-    result is [requests, width, size], with the oldest input first.
+    A convolution reads a token's input and the size - 1 inputs before it on the path. The stored
+    inputs have the indices 0 to size - 2, and token i of a request has the index size - 1 + i. The
+    result, [requests, width, size], lists each token's indices from the oldest input to the newest.
     """
     # Token i follows the input with index parents[i] + size - 1. A stored input follows the
     # previous stored input.

@@ -1,10 +1,15 @@
 """Multiply rows by a bfloat16 weight with AVX512_BF16 dot products.
 
-This kernel is for processors without matrix instructions (AMX). It accumulates a dot product in
-four float32 lanes, as `avx512_dot` describes. Lane 0 adds the products of elements 1, 0, 9, 8, 17,
-16 and so on, in this order. Lane l starts with elements 2 l + 1, 2 l, 2 l + 9 and 2 l + 8. The
-kernel then adds lane 2 to lane 0, lane 3 to lane 1, and the two results. The number of rows and
-outputs that are computed together does not affect this order.
+This kernel is for processors without matrix instructions (AMX). A dot product is computed in four
+float32 lanes. Each lane adds the products of these elements, in this order:
+
+    lane 0:  1, 0,  9,  8, ...
+    lane 1:  3, 2, 11, 10, ...
+    lane 2:  5, 4, 13, 12, ...
+    lane 3:  7, 6, 15, 14, ...
+
+The total is (lane 0 + lane 2) + (lane 1 + lane 3). The number of rows and outputs that are computed
+together does not affect this order.
 """
 
 from __future__ import annotations

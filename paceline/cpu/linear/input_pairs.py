@@ -1,9 +1,16 @@
 """Emit products of bfloat16 rows and weights that are stored as [inputs, outputs].
 
-The instruction in `avx512_dot` multiplies pairs of adjacent numbers. The emitted code therefore
-interleaves the weights of two consecutive inputs, so that the two weights of a pair belong to the
-same output. For each pair of inputs, the instruction adds the product of the second input before
-the product of the first.
+The instruction in `avx512_dot` multiplies pairs of adjacent numbers, and adds both products to the
+same sum. The two weights of a pair must therefore belong to the same output. In this layout,
+however, adjacent weights belong to different outputs. The emitted code therefore interleaves the
+weights of two consecutive inputs (a pair of inputs). Here, the numbers are outputs:
+
+    first input:   a0 a1 a2 a3 ...
+    second input:  b0 b1 b2 b3 ...
+    interleaved:   a0 b0 a1 b1 a2 b2 a3 b3 ...
+
+For each pair of inputs, the instruction adds the product of the second input before the product of
+the first.
 """
 
 from __future__ import annotations
@@ -35,17 +42,18 @@ _ADDRESS_BYTES = 8
 def interleave(vectors: int) -> Any:
     """Return an operation that interleaves weights for `add_pairs`.
 
-    In the result, the weights of two consecutive inputs alternate, so that the two weights of each
-    output are adjacent.
+    The weights of two consecutive inputs (a pair) are a0 a1 a2 ... and b0 b1 b2 ..., where the
+    numbers are outputs. The operation stores them as a0 b0 a1 b1 a2 b2 ...
 
     Arguments of the operation:
         weights: Address of the first input's weights.
         stride: Distance between the weights of consecutive inputs, in bytes.
         count: Number of pairs of inputs.
-        target: Address at which to write the interleaved weights, without gaps.
+        target: Address at which to write the interleaved weights of all pairs, without gaps.
 
     Args:
-        vectors: Number of vectors of outputs: 1, or an even number.
+        vectors: Number of vectors per pair: 1, or an even number. A vector contains the interleaved
+            weights of 16 outputs.
     """
 
     def emit(builder: Any, weights: Any, stride: Any, count: Any, target: Any) -> None:
@@ -147,6 +155,8 @@ def _add(
 def _vector_at(builder: Any, address: Any, pair: Any, vector: int, vectors: int) -> Any:
     """Emit instructions that compute a pointer to a vector of interleaved weights.
 
+    The interleaved weights are stored pair by pair. Each pair of inputs fills several vectors.
+
     Args:
         builder: LLVM builder.
         address: Address of the interleaved weights.
@@ -167,7 +177,9 @@ def _interleave(builder: Any, weights: Any, stride: Any, index: Any, vectors: in
         weights: Address of the first input's weights.
         stride: Distance between the weights of consecutive inputs, in bytes.
         index: Index of the pair.
-        vectors: Number of vectors of outputs: 1, or an even number.
+        vectors: Number of vectors per pair: 1, or an even number.
+    Returns:
+        The interleaved weights. Each vector contains the weights of 16 outputs.
     """
     first = builder.add(weights, builder.mul(index, builder.add(stride, stride)))
     sources = first, builder.add(first, stride)

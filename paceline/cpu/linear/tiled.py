@@ -99,8 +99,9 @@ multiply_tiled = TeamJob(_multiply, PRODUCT_CALL)
 def _pack(rows: int, packed: int, count: int, inner: int, blocks: int) -> None:
     """Transpose blocks of 16 rows into tiles, in the order of their multiplication.
 
-    The memory at `packed` has room for one additional block. If the last block of rows is
-    incomplete, the function copies the block there and pads it with zeros before transposing it.
+    A tile contains 32 inputs of 16 rows. Each 32-bit word contains two adjacent inputs of a row.
+    If the last block of rows is incomplete, the function first copies the block to the memory after
+    the packed blocks, and pads the copy with zeros.
     """
     row_bytes = inner * HALF_BYTES
     block_bytes = amx.SIDE * row_bytes
@@ -258,9 +259,9 @@ def _store_sums(sums: int, has_second: bool) -> None:
 def _fetch(weight: int, size: int, step: int, step_bytes: int, first: int, last: int) -> None:
     """Prefetch a fraction of the next weights in one step of a product.
 
-    The weights, of `size` bytes, are divided into `PREFETCH_STREAMS` regions of equal size. The
-    function prefetches from regions `first` to `last` - 1. If it prefetched from all regions, it
-    would read `step_bytes` bytes per step.
+    The weights, of `size` bytes, are divided into `PREFETCH_STREAMS` regions of equal size. In each
+    of the regions `first` to `last` - 1, a step prefetches step_bytes / `PREFETCH_STREAMS` bytes.
+    Consecutive steps prefetch consecutive bytes.
     """
     share = step_bytes // PREFETCH_STREAMS
     for stream in range(first, last):
@@ -275,7 +276,8 @@ def _write_square(
 ) -> None:
     """Write two tiles of sums (16 rows) or four tiles (32 rows) to the output tensor.
 
-    Tiles with even indices contain the first 16 outputs, and tiles with odd indices the next 16.
+    Tiles 0 and 1 contain the first 16 rows, tiles 2 and 3 the next 16. Even tiles contain the first
+    16 outputs, and odd tiles the next 16.
     """
     for tile in range(tiles):
         if tile % 2 * amx.SIDE < width:

@@ -48,7 +48,7 @@ class _ProductRows(NamedTuple):
         source: Address of the first row.
         number_bytes: Size of an input in bytes.
         most: Maximum number of rows per call of `_add`.
-        addresses: Address of each row's inputs in the current call of `_add`.
+        addresses: Addresses of the inputs that `_add` multiplies, one address per row.
         in_pairs: Whether the kernel multiplies two inputs of a row at a time.
         weights: Memory for the interleaved weights of a block of inputs.
     """

@@ -76,8 +76,8 @@ def unpack_task(
         count: Number of outputs.
         target: Address at which to write the unpacked weights, bfloat16 [count, inner].
     Returns:
-        Base address for indexing by output: `target` minus the size of the weights of `first`
-        outputs.
+        The address at which the weights of output 0 would be. The weights of output o are o rows
+        after this address. Only the task's outputs may be read.
     """
     unpacking.first, unpacking.count = first, count
     unpacking.num_parts, unpacking.target = call.inner // PART, target

@@ -156,8 +156,9 @@ def append_inputs(
 ) -> None:
     """Append the inputs of each request's path to the request's stored inputs.
 
-    A path consists of the tokens that a commit adds to the request. Each slot stores the last
-    `size` - 1 inputs, where `size` is the kernel size of the convolution.
+    A path consists of the tokens that a commit adds to the request. The convolution reads `size`
+    inputs per token, where `size` is its kernel size. Each slot therefore stores the last
+    `size` - 1 inputs. The oldest stored inputs make room for the appended ones.
 
     Args:
         rows: Bytes of all inputs in the forward pass, uint8 [tokens, bytes per row].

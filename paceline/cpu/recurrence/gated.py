@@ -1,10 +1,10 @@
 """Run recurrences with one state matrix per head along trees and accepted paths.
 
-The columns of a state matrix (lanes) are independent. A task therefore covers only a block: a few
-lanes of one head and one request. The states of a block fit into the L1 cache. Each thread claims
-tasks until none are left. `state_rows` describes the order of all sums. A token's result depends,
-bit for bit, only on the token and the text before it. Neither other tokens nor the division of the
-text into forward passes affects the result.
+The columns of a state matrix are independent. A task therefore covers only a block: a few columns
+(lanes) of one head, for one request. The states of a block fit into the L1 cache. Each thread
+claims tasks until none are left. `state_rows` describes the order of all sums. A token's result
+depends, bit for bit, only on the token and the text before it. Neither other tokens nor the
+division of the text into forward passes affects the result.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ def _take_step(
         column: Index of the token in the forward pass.
         head: Index of the block's head.
         offset: Distance from the head's first lane to the block's first lane, in bytes.
-        state: Address of the block's state before the token, distance between its rows in bytes,
-            and address at which to write the state after the token. The rows of the state after the
-            token are contiguous.
+        state: Three numbers: the address of the block's state before the token, the distance
+            between its rows in bytes, and the address for the block's state after the token. The
+            function writes the new state in contiguous rows.
         lanes: Address of memory for the block's update, followed by the block's output.
     """
     before, stride, after = state
@@ -215,8 +215,8 @@ def _take_step(
 def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
     """Load eight lanes of a token's value in one head, and return them in float32.
 
-    `column` is the index of the token. `offset` is the distance from the head's first lane, counted
-    as four bytes per lane even if the dtype is smaller.
+    `column` is the index of the token. For every dtype of the values, `offset` is four times the
+    index of the first of these lanes.
     """
     source = call.value + column * call.value_token + head * call.value_head
     if call.kind != FLOAT32:
@@ -228,8 +228,8 @@ def _load_value(call: GatedCall, column: int, head: int, offset: int) -> Any:
 def _store_output(call: GatedCall, offset: int, output: Any) -> None:
     """Store eight lanes of the output in the output's number format.
 
-    `offset` is the distance from the first number of the whole output, counted as four bytes per
-    number even if the dtype is smaller.
+    For every number format, `offset` is four times the index of the first of these numbers in the
+    whole output.
     """
     if call.out_kind == BFLOAT16:
         simd_f32x8.store_bfloat16(call.out + offset // FLOAT_BYTES * HALF_BYTES, output)

@@ -1,12 +1,12 @@
 """Emit the inner loops of recurrences over a state matrix.
 
 A state has one row per key dimension and one column per value dimension. A loop processes a block
-of columns, in which each row consists of `vectors` vectors of sixteen lanes. Each lane is one
+of columns. In a block, each row consists of `vectors` vectors of sixteen lanes. Each lane is one
 column, independent of the other lanes.
 
-A sum over the rows consists of four partial sums. Partial sum p adds rows p, p + 4, and so on, in
-order and with fused multiply-adds. The total is (sum 0 + sum 2) + (sum 1 + sum 3). The number of
-vectors does not affect a lane's result.
+A sum over the rows consists of four partial sums. Partial sum p adds rows p, p + 4, p + 8, and so
+on, in this order and with fused multiply-adds. The total is (sum 0 + sum 2) + (sum 1 + sum 3). The
+number of vectors does not affect a lane's result.
 """
 
 from __future__ import annotations
@@ -100,10 +100,14 @@ def sum_rows(vectors: int) -> Any:
 def advance_rows(vectors: int) -> Any:
     """Return an operation that advances a block of the state matrix by one token.
 
-    A block is a range of columns of the state matrix. Each row of the block becomes
-    row * decay + key * update. The operation rounds after the multiplication by the decay, and
-    again after the fused multiply-add. The operation also computes the token's output, which is the
-    sum of the new rows weighted by the query.
+    A block is a range of columns of the state matrix. The key and the query contain one number per
+    row, and the update contains one number per lane (column). In each lane, the operation computes:
+
+        new row = row * decay + key * update
+        output  = sum of query * new row over all rows
+
+    The operation rounds after the multiplication by the decay. The rest of the first formula is a
+    fused multiply-add, which rounds once more.
 
     Arguments of the operation (distances are in bytes):
         source: Address of the block's first row before the token.
