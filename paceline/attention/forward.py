@@ -34,9 +34,9 @@ class AttentionState:
         trees: Keys that each column attends to, indexed by the address of the placeholder mask.
             The model receives this placeholder instead of a real mask. Empty if the model receives
             real masks.
-        grouped: Pairs of a mask and the additive mask that `sdpa` derives from it. The pairs are
-            indexed by (address of the mask, number of columns, number of query heads per key
-            head). None (default) stores no masks.
+        grouped: Additive masks that `sdpa` has computed in this pass, each together with the mask
+            from which it was computed. The index is (address of that mask, number of columns,
+            number of query heads per key head). None (default) stores no masks.
     """
 
     num_causal: int = 0

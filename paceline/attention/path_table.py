@@ -13,7 +13,8 @@ from paceline.backend.attention_metadata import AttentionMetadata, VisibleRanges
 class PathTable:
     """Stores `Paths` in a table of constant size, for one type of attention layer.
 
-    A `Paths` object lists the cache positions of the keys that each query sees.
+    A `Paths` object lists the cache positions of the keys that each query sees. All forward passes
+    of the same shape read these positions from the same memory.
 
     Args:
         queries: Maximum number of queries.
@@ -35,7 +36,7 @@ class PathTable:
     def paths(self, table: Tensor) -> dict[int, Paths]:
         """Return the `Paths` for a table, in a dictionary with a single entry.
 
-        The key of the entry is the number of columns (tokens) per tile of queries.
+        The key of the entry is the maximum number of columns (tokens) per tile of queries.
 
         Args:
             table: Table on the device, int32 [size]. `fill` writes the values on the host, and the

@@ -49,7 +49,7 @@ class PackedRows(NamedTuple):
         pending: Number of pending tokens, [rows].
         parents: Parent of each node within its tree, [nodes]; -1 if the parent is the root.
         depths: Depth of each node, [nodes]; 1 for a child of the root.
-        ranks: Rank of each node when the nodes of its tree are sorted by depth, [nodes].
+        ranks: Index of each node after the nodes of its tree are sorted by depth, [nodes].
         first_nodes: Index of the first node of each row, [rows + 1].
     """
 

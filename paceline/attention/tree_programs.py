@@ -53,8 +53,11 @@ def attend_tree(
     head. A tile contains the queries of several columns, for the query heads that share one key
     head.
 
-    The first cached[row] keys belong to the text. The key with the index cached[row] + j belongs to
-    the tree; column c sees this key if block[row, c, j] is set.
+    The index i of a key determines which columns see the key. A sliding window or chunked attention
+    may also hide the key.
+
+        i < cached[row]:       The key belongs to the text. All columns see it.
+        i = cached[row] + j:   The key belongs to column j. Column c sees it if block[row, c, j].
 
     If the row has only one split, the program stores the output. Otherwise, the program stores
     three values per query: the largest score, the sum of the exponentials, and the weighted sum of

@@ -60,8 +60,8 @@ def attend_split(
 
     A tile contains the queries of several columns, for all query heads that share one key head. For
     each query, the program stores the largest score, the sum of the exponentials, and the weighted
-    sum of the values. Strides are given in units of `ALIGNMENT` values, so the compiler can assume
-    aligned reads. `triton_kernel._launch` sets all arguments.
+    sum of the values. All strides are multiples of `ALIGNMENT` and are passed divided by it, so
+    the compiler can assume aligned reads. `triton_kernel._launch` sets all arguments.
     """
     tile = table + (first_tile + tl.program_id(0)) * 4
     row, own, columns = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
@@ -149,7 +149,8 @@ def _blocks(active, seen, begin, unbroken, KEYS: tl.constexpr, SPLIT: tl.constex
 def _locate(start, leading, count, listed, query, width, rank, KEYS: tl.constexpr):
     """Return the cache positions of KEYS visible keys, and which of these keys exist.
 
-    The keys have the ranks `rank`, `rank` + 1, ... among all keys that the query sees.
+    The rank of a key is its index among all keys that the query sees. The function returns the keys
+    with the ranks `rank` to `rank` + KEYS - 1. `Paths` describes how their positions are stored.
     """
     ranks = rank + tl.arange(0, KEYS)
     side_by_side = tl.load(leading + query)
@@ -179,7 +180,8 @@ def _capped(scores, softcap):
 def _weighted(weights, values):
     """Return weights @ values.
 
-    With 16-bit values, each weight is split into a sum of two 16-bit numbers.
+    If the values have 16 bits, the function splits each weight into a sum of two 16-bit numbers,
+    and multiplies both by the values.
     """
     if values.dtype == tl.float32:
         return tl.dot(weights, values, input_precision="ieee")

@@ -31,9 +31,10 @@ RUN = record_dtype(KeyRun)
 
 @dataclass(frozen=True, slots=True)
 class VisibleRanges:
-    """The visible keys of every query, as runs of keys with consecutive numbers.
+    """The visible keys of every query, as runs of consecutive keys.
 
-    The keys of a row are numbered by text position.
+    The keys of a row are numbered by text position. A run contains the keys from one number to
+    another, all of which the query sees.
 
     Attributes:
         runs: Runs of all queries, [n] records of `KeyRun`.

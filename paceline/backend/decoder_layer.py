@@ -46,9 +46,9 @@ class LayerPass:
         mask: Attention mask of the pass, or None.
         metadata: Keys of each row, ordered by text position.
         columns: Number of columns.
-        written: Rows of each tensor in `stores` that the pass writes, int64 [key heads * columns].
-            The row numbers refer to the tensor in the shape [slots * key heads * positions, head
-            dim].
+        written: Where the pass writes new keys and values, int64 [key heads * columns]. The numbers
+            are row indices, if each tensor in `stores` is viewed in the shape [slots * key heads *
+            positions, head dim].
         seen: First slot and first cache position that attention reads.
         stores: Keys and values of each layer, [slots, key heads, positions, head dim].
     """

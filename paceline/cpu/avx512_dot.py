@@ -65,8 +65,9 @@ def available() -> bool:
 def where_available(emit: Emit, otherwise: Any = None) -> Emit:
     """Wrap an emitter so that it emits a trap if the processor lacks AVX512_BF16.
 
-    Kernels that contain the wrapped code therefore compile on any processor. Callers must check
-    `available()` before they run such a kernel, because the trap ends the process.
+    A trap is an instruction that ends the process. Because of the trap, kernels that contain the
+    wrapped code compile on any processor. Callers must check `available()` before they run such a
+    kernel.
 
     Args:
         emit: Emitter. Its arguments are an LLVM builder, and then one LLVM value per argument.

@@ -79,8 +79,8 @@ class Trial:
         """Lowest and highest row count at which to use paceline's matrix products.
 
         At every timed row count in this range, paceline's products are about as fast as torch's, or
-        faster. If there are several such ranges, this is the first one. If there is none, the value
-        is (0, 0).
+        faster. If there are several such ranges, this is the one with the smallest row counts. If
+        there is none, the value is (0, 0).
         """
         wins = [
             own_seconds < TIE_RATIO * torch_seconds

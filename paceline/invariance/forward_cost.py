@@ -97,8 +97,9 @@ def padding_cost(modules: Sequence[RowModule], min_rows: int) -> Cost:
 def fixed_rows_cost(modules: Sequence[RowModule]) -> Cost:
     """Return the cost of matrix products that always have the same number of rows.
 
-    The cost is the time of these products, divided by the time of ordinary products. Each time is
-    the sum over all products that one answer requires, in the prefill and in the decoding steps.
+    The cost is the time of these products, divided by the time of ordinary products. Both times
+    cover all products that one answer requires: those of the prefill, and those of the decoding
+    steps.
 
     Args:
         modules: Modules of a `ModelView` whose products have a fixed number of rows.

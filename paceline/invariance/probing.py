@@ -134,9 +134,10 @@ def probe_model(model: PreTrainedModel, products: Products = Products()) -> Prob
 def _probe_module(module: RowModule) -> ProbeResult:
     """Find the row counts at which the results of one kind of module change.
 
-    The function first tests a matrix product with folded weights (`fold`): the true result is zero,
-    so the computed result consists only of rounding errors. If the product has a bias, the function
-    also tests the unchanged weights and the bias. It tests other modules on many random rows.
+    The function tests a matrix product with folded weights (`fold`). The true result is then zero,
+    so the computed result consists only of rounding errors. If the product has a bias, a second
+    test uses the original weights and the bias. Modules that are not matrix products are tested
+    on many random rows.
     """
     noise = torch.Generator().manual_seed(0)
     counts = module.counts()

@@ -212,8 +212,8 @@ class RowPositionBias(RowModule):
 class RowMixer(RowModule):
     """A mixer of a recurrent layer, called with one token per request.
 
-    Each row serves as the input for two successive tokens of a request, so that the second token
-    starts from a nonzero state. Only the outputs for the second token are compared.
+    Each row is the input of two successive tokens of a request. The second token therefore starts
+    from a nonzero state. Only the outputs for the second token are compared.
     """
 
     def counts(self) -> tuple[int, ...]:

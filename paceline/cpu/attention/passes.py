@@ -177,10 +177,10 @@ def _all_see(call: AttentionCall, tile: Tile, first: int, count: int, start: int
 
 @inlined
 def _weight_address(call: AttentionCall, tile: Tile, i: int, ordinal: int) -> int:
-    """Return the address of query i's softmax weight for the key with index `ordinal`.
+    """Return the address of query i's weight for the key with index `ordinal`.
 
-    `weigh_scores` describes where the weights are stored. The key must belong to the run of visible
-    keys with the index `tile.cursors[i]`.
+    `weigh_scores` describes where the softmax weights are stored. The key must belong to the run of
+    visible keys with the index `tile.cursors[i]`.
     """
     first, run = tile.runs[tile.begin[(tile.first + i) // call.groups]], tile.runs[tile.cursors[i]]
     index = first.start + run.rank + ordinal - run.start

@@ -74,8 +74,8 @@ def packing_of(weight: PackedWeight) -> tuple[int, ...]:
 def _section_parts(block_format: BlockFormat, inner: int) -> int:
     """Return the number of parts (32 numbers each) per row in a section of the weight.
 
-    The kernel unpacks one section at a time to the L1 cache. All sections have a similar size, and
-    consist of whole blocks.
+    A section contains these parts for a few rows of the weight. The kernel unpacks one section at a
+    time to the L1 cache. All sections have a similar size, and consist of whole blocks.
 
     Args:
         block_format: Block format of the weight.

@@ -58,7 +58,8 @@ def multiply_quads(counts: tuple[int, ...], quads: int) -> Any:
         num_rows: Number of rows, one of `counts`.
         rows: Address of the bfloat16 rows, at the first input to multiply.
         row_bytes: Distance between consecutive rows.
-        weight: Address of the weights, with one cache line per quad for each chunk of inputs.
+        weight: Address of the weights, chunk by chunk. For each chunk of inputs, there is one cache
+            line per quad.
         num_chunks: Number of chunks (16 bytes each) to multiply.
         sums: Address of the partial sums, with one cache line per quad.
         sums_stride: Distance between the partial sums of consecutive rows.

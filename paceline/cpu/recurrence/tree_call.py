@@ -82,7 +82,8 @@ def run_tasks(
     """Claim and run tasks until none are left; return how many this thread ran.
 
     Args:
-        counter: Address of the number of tasks that threads have claimed.
+        counter: Address of the counter, which contains the number of tasks that threads have
+            claimed.
         count: Number of tasks.
         work: Compiled function that runs a task. Its arguments are `call`, `tokens`, the index of
             the task, `states` and `lanes`.

@@ -110,9 +110,9 @@ def _attend_tile(
 ) -> None:
     """Compute attention for one tile, which is divided into blocks of queries.
 
-    The function first computes the softmax weights of all blocks, and then the weighted sums of the
-    values. The weighted sums of a block begin with the steps (32 consecutive keys each) that all
-    queries of the block see.
+    The function has three phases. It computes the softmax weights of all blocks. It then adds the
+    weighted values of the steps (32 consecutive keys each) that all queries of a block see.
+    Finally, it adds the weighted values of the other steps, and writes the output.
 
     Args:
         call: Arguments of the attention call.

@@ -154,8 +154,8 @@ def row_width(call: AttentionCall) -> int:
     """Return the size of a row of scores in bytes.
 
     A row contains whole steps of 32 scores, and one additional cache line. Without this line, the
-    distance between rows could be a power of two, and rows would compete for the same lines of the
-    cache.
+    distance between rows could be a power of two. The processor would then store all rows in the
+    same few lines of its cache.
     """
     return (call.keys + STEP - 1) // STEP * STEP_BYTES + amx.ROW
 
