@@ -168,8 +168,8 @@ def _gather(
 
     The rank of a key is the key's index among the keys that the query sees. The function copies
     the values of the ranks `rank` to `stop` - 1. Two consecutive ranks form a pair. If a and b are
-    the values of a pair, the buffer contains a0 b0 a1 b1 a2 b2 ... for this pair. Zeros fill the
-    pairs without values.
+    the values of a pair, the buffer contains a0 b0 a1 b1 a2 b2 ... for this pair. Zeros replace
+    missing values.
 
     Args:
         call: Arguments of the attention call.
