@@ -48,7 +48,7 @@ class PaperConfig:
         repeats: Number of passes over all prompts; at least 1.
         warmup: Number of untimed answers per method before the run; at least 0.
         max_seconds: Approximate time limit in seconds; at least 0. If time runs short, fewer
-            prompts are used. 0 sets no limit.
+            prompts are used. With 0, there is no limit.
 
     Raises:
         ConfigError: A value is out of range.

@@ -126,12 +126,12 @@ def setting(result: PaperResult) -> list[str]:
     settings = [part.setting for part in result.parts]
     shared = [phrase for phrase in settings[0] if all(phrase in setting for setting in settings)]
     own = {
-        part.label: ", ".join(phrase for phrase in part.setting if phrase not in shared)
+        part.label: " and ".join(phrase for phrase in part.setting if phrase not in shared)
         for part in result.parts
     }
     phrases = [
         *shared,
-        *(text if text == label else f"{label}: {text}" for label, text in own.items() if text),
+        *(text if text == label else f"{label} with {text}" for label, text in own.items() if text),
     ]
     return phrases if result.complete else [*phrases, "PARTIAL: interrupted"]
 

@@ -13,7 +13,7 @@ from benchmark_drawing import bars, curves
 
 def lookahead() -> str:
     """Draw tokens per forward pass over the window, as figure 4 of the paper."""
-    section = _section("paper-lookahead", "Figure 4: S as a function of W = G")
+    section = _section("paper-lookahead", "Figure 4")
     return curves(
         "Lookahead Decoding, figure 4: tokens per forward pass, built-in model",
         "window W = number of guesses G",
@@ -46,12 +46,12 @@ def specdec() -> str:
             ("SmolLM2", "paper-specdec-smollm2"),
             ("built-in", "paper-specdec"),
         )
-        for row in _section(name, "Table 1: best against best, measured")["rows"]
+        for row in _section(name, "Table 1, measured")["rows"]
         if not row[0].startswith("paper")
     ]
     rows += [
         (row[0], [row[4], row[7]])
-        for row in _section("paper-specdec", "Table 1: best against best, measured")["rows"]
+        for row in _section("paper-specdec", "Table 1, measured")["rows"]
         if row[0].startswith("paper")
     ]
     return bars(

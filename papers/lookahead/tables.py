@@ -67,14 +67,18 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
         )
 
     form = ".2f" if law is None else "{:.2f} ({:.2f})"
-    steps = (
-        "the steps in the paper's public code (reference_mode=true)"
+    mode, steps = (
+        ("true", "the steps in the paper's public code")
         if published
-        else "the steps of this implementation"
+        else ("false", "paceline's own steps, the default")
     )
     ngrams, windows = result.config.ngrams, result.config.windows
     rows = [(f"N = {ngram}", *(cell(ngram, window) for window in windows)) for ngram in ngrams]
-    notes = [_fit_note(measured, law)]
+    notes = [
+        f"The drafter follows {steps}. The maximum number of guesses per step, G, equals the window"
+        " width, W.",
+        _fit_note(measured, law),
+    ]
     if published and measured:
         notes.append(
             f"For LLaMA-2-7B-chat on MT-Bench, the paper's own fit yields alpha ="
@@ -89,7 +93,10 @@ def figure_4(result: LookaheadResult, published: bool) -> Table:
             " the pool. The scaling law accounts for neither."
         )
         notes += [result.figure.equality()] if result.figure else []
-    title = f"Figure 4: S as a function of W = G, measured (in brackets: fitted), with {steps}"
+    title = (
+        f"Figure 4, reference_mode={mode}: Each cell shows the measured step compression S and, in"
+        " parentheses, the fitted S, for n-grams of N tokens and a window of width W"
+    )
     return Table.of(
         title, ["", *(Column(f"W = {window}", form) for window in windows)], rows, notes
     )
@@ -120,7 +127,8 @@ def table_3(result: LookaheadResult) -> Table:
         *((result.tables.equality(),) if result.tables else ()),
     )
     layout = TableLayout(
-        "Table 3: lookahead and verification branch, (N, W, G)",
+        "Table 3: Each row shows the speed with one setting; (N, W, G) means n-grams of N tokens, a"
+        " window of width W and at most G guesses",
         ("setting", *_COLUMNS),
         ("paper's speed-up", "paper's S"),
         TABLE_3,
@@ -143,5 +151,6 @@ def table_6(result: LookaheadResult) -> Table:
         CONVENTION,
     )
     paper = ("paper's MT-Bench", "paper's HumanEval")
-    layout = TableLayout("Table 6: other methods", ("method", *_COLUMNS), paper, TABLE_6, ".1f")
+    title = "Table 6: Each row shows the speed of lookahead decoding or of another method"
+    layout = TableLayout(title, ("method", *_COLUMNS), paper, TABLE_6, ".1f")
     return line_table(layout, result.tables, notes)

@@ -73,7 +73,10 @@ def table_1(study: MatchStudy | None) -> Table:
             f"Prompts answered: {study.prompts}. Verifications per task, with the number"
             f" that rejected a token in parentheses: {verified or 'none'}."
         )
-    title = f"Table 1: accepted and matching tokens out of {MATCH_GAMMA} draft tokens"
+    title = (
+        f"Table 1: Each cell shows how many of {MATCH_GAMMA} draft tokens are accepted, or match"
+        " the target's predictions"
+    )
     return Table.of(title, ["per verification", *means], rows, notes, ".1f")
 
 
@@ -89,7 +92,8 @@ def figure_3(study: MatchStudy | None) -> Table:
     )
     rows = [(f"k = {k}", *(task.per_rejection()[k - 1] for task in tasks)) for k in lengths]
     return Table.of(
-        "Figure 3: #Match-k among the discarded tokens",
+        "Figure 3: Each cell shows #Match-k, the number of runs of k matching tokens among the"
+        " discarded tokens",
         ["", *(task.task for task in tasks)],
         rows,
         notes,
@@ -110,7 +114,10 @@ def table_2(part: BenchPart) -> Table:
         f"{SPEEDUP} {CPU_TIME} draft/token: draft forward passes per new token.",
         part.equality(),
     )
-    title = "Table 2, figure 4: greedy, speculative and lookahead decoding, and Ouroboros"
+    title = (
+        "Table 2, figure 4: Each row shows the speed of greedy, speculative or lookahead decoding,"
+        " or of Ouroboros"
+    )
     layout = TableLayout(title, ("method", *_COLUMNS), TABLE_2_COLUMNS, TABLE_2)
     return line_table(layout, part, notes)
 
@@ -127,7 +134,8 @@ def table_3(part: BenchPart) -> Table:
         " directly follow the newest token.",
     )
     columns = ("setting", *_COLUMNS)
-    layout = TableLayout("Table 3: ablation", columns, PAPER_SPEED, TABLE_3, base=NOTHING)
+    title = "Table 3: Each row shows the speed with some or all parts of Ouroboros"
+    layout = TableLayout(title, columns, PAPER_SPEED, TABLE_3, base=NOTHING)
     return line_table(layout, part, notes)
 
 
@@ -153,7 +161,12 @@ def figure_5(part: BenchPart) -> Table:
         "The paper shows this curve only in a figure.",
     )
     shown = ["", *columns(headings), *columns(headings, "default's ")]
-    return Table.of("Figure 5: suffixes after the draft", shown, rows, notes)
+    return Table.of(
+        "Figure 5: Each row shows the speed with up to K suffixes after the draft",
+        shown,
+        rows,
+        notes,
+    )
 
 
 def table_4(result: OuroborosResult) -> Table:
@@ -178,12 +191,12 @@ def table_4(result: OuroborosResult) -> Table:
         f" {TASK_SIZE} for each of four tasks). CN: number of"
         f" consecutive prompts from one task, if each task has {TASK_SIZE} prompts. The number in"
         " parentheses is CN, scaled to the number of prompts per task in this run.",
-        "Each order of the prompts was measured in a separate run. Two drafters with default"
-        " options answered each prompt in turn, one with a cold pool and one with a warm pool."
+        "Each order of the prompts was measured in a separate run, with two drafters that had"
+        " default options: one with a cold pool and one with a warm pool."
+        " Each prompt was answered with both drafters before the next prompt."
         " speed-up: tokens/s relative to the cold drafter in the same run. In the paper, the"
         " baseline of the shuffled run is the shuffled cold run, and the baseline of every other"
         " run is the cold run with CN = 20.",
     )
-    return Table.of(
-        "Table 4: locality of a warm pool", ["order", *columns(headings), *PAPER_SPEED], rows, notes
-    )
+    title = "Table 4: Each row shows the speed with a cold or a warm pool, for one order of prompts"
+    return Table.of(title, ["order", *columns(headings), *PAPER_SPEED], rows, notes)

@@ -41,7 +41,7 @@ def table_1_expected(result: SpecDecResult) -> Table:
         "The paper's rows are for Llama-2-chat 7B and 70B. In version 1 of the paper, the labels of"
         " the two rows are swapped.",
     )
-    return _table_1("Table 1: best against best, by equation 2.3", expected, notes)
+    return _table_1("by equation 2.3", expected, notes)
 
 
 def table_1_measured(result: SpecDecResult) -> Table:
@@ -59,7 +59,7 @@ def table_1_measured(result: SpecDecResult) -> Table:
             else ("threshold=auto needs a head whose card has a curve.",)
         ),
     )
-    return _table_1("Table 1: best against best, measured", measured, notes)
+    return _table_1("measured", measured, notes)
 
 
 def heads_table(result: SpecDecResult) -> Table:
@@ -105,7 +105,8 @@ def heads_table(result: SpecDecResult) -> Table:
         "N_target/N",
         Column("latency", ".2f"),
     ]
-    return Table.of("Appendix C.3: heads", shown, rows, notes, ".3f")
+    title = "Appendix C.3: Each row shows the settings and the accuracy of an acceptance head"
+    return Table.of(title, shown, rows, notes, ".3f")
 
 
 def _head_row(head: HeadRow, point: RulePoint | None) -> tuple[Cell, ...]:
@@ -118,7 +119,7 @@ def _head_row(head: HeadRow, point: RulePoint | None) -> tuple[Cell, ...]:
     return (*card, threshold, *rates, latency(1.0, PAPER_RATIO, point))
 
 
-def _table_1(title: str, measured: Sequence[Pick], notes: Sequence[str]) -> Table:
+def _table_1(source: str, measured: Sequence[Pick], notes: Sequence[str]) -> Table:
     rows = []
     for pick in [*measured, *TABLE_1]:
         name = f"paper: {pick.name}" if pick in TABLE_1 else pick.name
@@ -148,4 +149,8 @@ def _table_1(title: str, measured: Sequence[Pick], notes: Sequence[str]) -> Tabl
         for kind in ("SpecDec", "SpecDec++")
         for column in (Column(kind), *columns(("tokens/s", "speed-up")))
     ]
+    title = (
+        f"Table 1, {source}: Each row compares the speeds with the best fixed draft length K"
+        " (SpecDec) and with the best threshold h (SpecDec++)"
+    )
     return Table.of(title, ["prompts", Column("plain", ".1f"), *kinds, *gains], rows, notes)

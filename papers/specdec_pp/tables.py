@@ -84,7 +84,11 @@ def section_2_1(result: SpecDecResult) -> Table:
         "paper's tokens/s",
         "paper's speed-up",
     ]
-    return Table.of("Section 2.1: the oracle", shown, rows, notes)
+    title = (
+        "Section 2.1: The oracle is compared with the best fixed draft length K and the best"
+        " threshold h"
+    )
+    return Table.of(title, shown, rows, notes)
 
 
 def table_2(result: SpecDecResult) -> Table:
@@ -138,7 +142,11 @@ def table_2(result: SpecDecResult) -> Table:
         Column("paper's t_draft", ".1f"),
         Column("paper's t_target", ".1f"),
     ]
-    return Table.of("Table 2, figure 3: forward-pass times", shown, rows, notes)
+    title = (
+        "Table 2, figure 3: Each row shows the fitted time of a draft forward pass (t_draft) and of"
+        " a target forward pass (t_target)"
+    )
+    return Table.of(title, shown, rows, notes)
 
 
 def figure_4(result: SpecDecResult) -> Table:
@@ -184,7 +192,10 @@ def figure_4(result: SpecDecResult) -> Table:
     )
     pairs = [Column(name or ALL, "{:.3f}, {:.3f}{}") for name in shown]
     return Table.of(
-        "Figure 4: N_disc/N, N_target/N", ["rule", *pairs, *columns(headings)], rows, notes
+        "Figure 4: Each cell shows N_disc/N and N_target/N",
+        ["rule", *pairs, *columns(headings)],
+        rows,
+        notes,
     )
 
 
@@ -226,7 +237,10 @@ def figure_4_fronts(result: SpecDecResult) -> Table:
     )
     shown = [*counted, "forwards", "discards", "latency gain"]
     return Table.of(
-        "Figure 4: the head's Pareto front compared with other rules", shown, rows, notes
+        "Figure 4: The head's Pareto front is compared with those of other rules",
+        shown,
+        rows,
+        notes,
     )
 
 

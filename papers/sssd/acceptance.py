@@ -65,7 +65,11 @@ def figure_4a(result: SssdResult) -> Table:
         PICTURE,
     )
     shown = [Column("s_q"), *names, "sum, paper's", "window, paper's"]
-    return Table.of("Figure 4a: tokens per step by source", shown, rows, notes)
+    title = (
+        "Figure 4a: Each row shows the tokens per step with s_q query tokens, by source of the"
+        " drafts"
+    )
+    return Table.of(title, shown, rows, notes)
 
 
 def figure_4bc(result: SssdResult) -> Table:
@@ -94,7 +98,10 @@ def figure_4bc(result: SssdResult) -> Table:
         PICTURE,
     )
     times = (Column(f"us s_q = {size}", ".0f") for size in RETRIEVAL_SIZES)
-    title = "Figures 4b and 4c: tokens per step and time of retrieval, against REST and PIA"
+    title = (
+        "Figures 4b and 4c: Each row shows the tokens per step and the retrieval time (us) of sssd,"
+        " REST or PIA, with s_q query tokens"
+    )
     return Table.of(
         title, ["prompts: method", *(f"s_q = {size}" for size in sizes), *times], rows, notes
     )
@@ -121,9 +128,9 @@ def section_4_2(result: SssdResult) -> Table:
                 ]
             rows.append([*row, PAPER_TEMPERATURES.get(temperature)])
     notes = (
-        f"Sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper. A draft token is"
-        " accepted if it equals the token sampled from the target. change: relative change in"
-        " accepted tokens per step, compared with greedy decoding of the same prompts.",
+        f"The answers were sampled with top-k {TOP_K} and top-p {TOP_P}, as in the paper. A draft"
+        " token is accepted if it equals the token sampled from the target. change: relative change"
+        " in accepted tokens per step, compared with greedy decoding of the same prompts.",
         "Changing the temperature also changes the generated text, and therefore the share of the"
         " text that repeats the request or the datastore.",
     )
@@ -133,7 +140,8 @@ def section_4_2(result: SssdResult) -> Table:
         for heading in (f"{name}, s_q = {size}", Column(f"change, s_q = {size}", "+.1%"))
     ]
     headings = ["", Column("answers"), Column("tokens"), *shown, Column("paper", "+.1%")]
-    return Table.of("Section 4.2: temperature", headings, rows, notes)
+    title = "Section 4.2: Each row shows the tokens per step with s_q query tokens at temperature T"
+    return Table.of(title, headings, rows, notes)
 
 
 def change_of_accepted(study: Study, method: str, size: int, name: str) -> float | None:
@@ -148,7 +156,8 @@ def figure_5(result: SssdResult) -> Table:
     """Return figure 5: tokens per step with two vocabularies."""
     vocabularies, rows = result.vocabularies, []
     title, note = (
-        "Figure 5: vocabularies",
+        "Figure 5: Each row shows tokens and characters per step with s_q query tokens, by"
+        " vocabulary",
         "The paper uses the vocabularies of Llama-2 (32,000 tokens) and Llama-3 (128,256 tokens)."
         " For each vocabulary, the paper uses answers from the model that has this vocabulary."
         f" {PICTURE}",

@@ -86,7 +86,10 @@ def figure_2(result: SssdResult, batch: int) -> Table:
         for kind in COSTS
         for column in (f"cost {kind}", Column(f"product {kind}", "{:.2f}{}"))
     ]
-    title = f"Figure 2: tokens per step and cost of a step, batch of {batch}"
+    title = (
+        "Figure 2: Each row shows the tokens per step and the cost of a step with s_q query tokens"
+        f" per request, at batch size {batch}"
+    )
     return Table.of(title, [Column("s_q"), "tokens/ step", "paper's weights", *kinds], rows, notes)
 
 
@@ -117,7 +120,11 @@ def figure_2_timed(result: SssdResult) -> Table:
         for batch in BATCHES
         for column in (f"expected, b = {batch}", *columns(headings, after=f", b = {batch}"))
     ]
-    return Table.of("Figure 2, measured: decoding with sssd", [Column("s_q"), *shown], rows, notes)
+    title = (
+        "Figure 2, measured: Each row shows expected and measured speed-ups of sssd with s_q query"
+        " tokens per request and batch size b"
+    )
+    return Table.of(title, [Column("s_q"), *shown], rows, notes)
 
 
 def table_1(costs: CostStudy | None) -> Table:
@@ -137,7 +144,7 @@ def table_1(costs: CostStudy | None) -> Table:
         "FLOPs:IO approx.",
         *evaluated_columns,
     ]
-    title = "Table 1: FLOPs and memory traffic of a forward pass"
+    title = "Table 1: Each row shows the FLOPs and the memory traffic of an operation"
     if costs is None:
         return Table.of(title, shown, ())
     shapes, context = costs.shapes, costs.contexts[0]
@@ -203,10 +210,12 @@ def budgets(costs: CostStudy | None) -> Table:
             row(f"this machine, {costs.label}", costs.peak, costs.shapes.hidden, costs.shapes.width)
         )
     notes = (
-        "The free budget is the number of query tokens s_q that solves 1 / (w (1/h + 1 / (2 b"
-        " s_q))) = (FLOP/s) / (bytes/s), where b is the batch size, h the hidden size and w the"
-        " number of bytes per value. A dash means that there is no solution: products of this width"
-        " are always memory-bound. For the paper's device, the paper's equation gives b s_q ="
+        "At the free budget, the arithmetic of a matrix product takes as long as its memory"
+        " traffic. The free budget is the s_q that solves 1 / (w (1/h + 1 / (2 b s_q))) = F / M."
+        " In this equation, w is the number of bytes per value, F the device's peak FLOP/s, and M"
+        " its memory bandwidth in bytes/s. A dash means that there is no solution: products of"
+        " this width are always memory-bound. For the paper's device, the paper's equation gives"
+        " b s_q ="
         f" {free_budget(LLAMA_2_7B.hidden, ASCEND):.0f}, but the paper's text says {PAPER_BUDGET}.",
         "this machine: FLOP/s were measured with a large matrix product, and bytes/s with a large"
         " sum, both in the model's dtype. Weights that fit into a cache are read faster.",
@@ -220,7 +229,11 @@ def budgets(costs: CostStudy | None) -> Table:
         Column("b s_q", ".1f"),
         Column(f"s_q at b = {SPLIT_BATCH}", ".1f"),
     ]
-    return Table.of("Section 3.2.1: the free budget", shown, rows, notes)
+    title = (
+        "Section 3.2.1: Each row shows the free budget of a device, as query tokens per request"
+        " (s_q) and per batch (b s_q), for hidden size h and batch size b"
+    )
+    return Table.of(title, shown, rows, notes)
 
 
 def figure_3(costs: CostStudy | None) -> Table:
@@ -253,4 +266,8 @@ def figure_3(costs: CostStudy | None) -> Table:
         *(f"roofline: {kind}" for kind in kinds),
         "roofline: all",
     )
-    return Table.of("Figure 3: matrix products and attention", shown, rows, notes)
+    title = (
+        "Figure 3: Each row shows the time of matrix products and attention with s_kv cached tokens"
+        " and s_q query tokens per request"
+    )
+    return Table.of(title, shown, rows, notes)

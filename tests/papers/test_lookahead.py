@@ -209,7 +209,7 @@ def test_paper_is_measured_and_reported(pair: Pair, tmp_path: Path) -> None:
     )
     assert read_paper_json(path) == result
     figure_4, _, table_3, _ = json.loads(path.read_text())["sections"]
-    assert "alpha = 0.425 and f = 3.106" in figure_4["notes"][1]
+    assert "alpha = 0.425 and f = 3.106" in figure_4["notes"][2]
     assert [len(row) for row in figure_4["rows"]] == [1 + len(WINDOWS)] * len(NGRAMS)
     assert None not in itertools.chain(*figure_4["rows"])
     rows = [dict(zip(table_3["columns"], row, strict=True)) for row in table_3["rows"]]
