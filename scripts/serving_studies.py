@@ -161,9 +161,10 @@ def intrusion(transport: Transport, prompts: Sequence[Prompt], llm: LLM, tokens:
     return (
         "Without other load, the 99th percentile of the gaps between the chunks of a stream is"
         f" {_ms(alone, 0.99)}, and the longest gap is {_ms(alone, 1)}. In a second run,"
-        f" prompts of {tokens} tokens arrive during the stream, and the server admits {begun} of"
-        f" them. The 99th percentile of the gaps then rises to {_ms(disturbed, 0.99)}, {ratio:.1f}"
-        f" times the value without load, and the longest gap is {_ms(disturbed, 1)}."
+        f" prompts of {tokens} tokens arrive one after the other during the stream. Before the"
+        f" stream ends, the server admits {begun} of these prompts. The 99th percentile of the gaps"
+        f" then rises to {_ms(disturbed, 0.99)}, {ratio:.1f} times the value without load, and"
+        f" the longest gap is {_ms(disturbed, 1)}."
     )
 
 
