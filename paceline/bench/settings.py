@@ -75,7 +75,7 @@ class BenchConfig:
         repeats: Number of passes over all prompts, each with new drafters; at least 1.
         warmup: Number of short, untimed answers per method before the run; at least 0.
         max_seconds: Time limit of the run in seconds; at least 0. At the limit, the run ends as
-            soon as all methods have answered the current prompt. 0 sets no limit.
+            soon as all methods have answered the current prompt. With 0, there is no limit.
         lookahead_parallel: Number of ranks (processes) among which each draft tree that has a
             lookahead window is split; 0 runs one process. Every rank runs all other methods in
             full. The result contains the times of rank 0 and the query tokens of the busiest rank.

@@ -60,7 +60,7 @@ class WriteOptions:
         shard_tokens: Maximum number of tokens per shard (data file); at least 0. With 0, only
             --memory limits the size of shards.
         memory: Maximum memory for sorting a shard, in GiB; at least 0.001.
-        workers: Number of threads that sort shards; at least 0. 0 uses one thread per core.
+        workers: Number of threads that sort shards; at least 0; 0 uses one thread per core.
 
     Raises:
         ConfigError: A value is out of range.
@@ -93,8 +93,8 @@ def build(
     Example: paceline datastore build store texts.jsonl --tokenizer smollm2
 
     Args:
-        vocab_size: Vocabulary size; at least 0. Every token id must be smaller than this number. 0
-            uses the tokenizer's vocabulary size.
+        vocab_size: Vocabulary size; at least 0. Every token id must be smaller than this number.
+            With 0, the number is the tokenizer's vocabulary size.
         answers_only: Add only the answers (assistant messages and outputs), not the prompts.
         skip_invalid: Skip invalid records. Without this option, an invalid record stops the
             command.

@@ -62,8 +62,8 @@ def record(
     """Record data for training an acceptance head.
 
     The recording contains the target's answers and the acceptance probability of each draft token.
-    Use the same sampling settings as for decoding. Recording can be interrupted at any time; to
-    resume it, run the same command again.
+    Use the sampling settings with which you will decode later. Recording can be interrupted at any
+    time; to resume it, run the same command again.
 
     Example: paceline head record demo --prompts prompts.jsonl --out recording
     """
@@ -164,7 +164,7 @@ def calibrate(
     Example: paceline head calibrate demo head recording --limit 20
 
     Args:
-        limit: Maximum number of prompts per recording; at least 0. 0 uses all prompts.
+        limit: Maximum number of prompts per recording; at least 0; 0 uses all prompts.
     """
     require_range("head calibrate", "limit", limit, 0)
     models = replace(models, model=model)

@@ -29,7 +29,7 @@ class PromptSampling:
         max_new_tokens: Maximum number of tokens per prompt; at least 1. Longer prompts are
             discarded.
         temperature: Sampling temperature; above 0.
-        top_p: Probability mass for nucleus sampling; above 0, at most 1. 1 disables it.
+        top_p: Probability mass for nucleus sampling; above 0, at most 1; 1 disables it.
         seed: Random seed; text number n uses seed + n.
     """
 

@@ -44,8 +44,8 @@ def record(
         drafter: Drafter spec of the form name:key=value,key=value; see `paceline drafters`. The
             drafter affects only the speed.
         batch: Number of prompts answered and written together; at least 1.
-        top: Number of most likely tokens to record per position, in a second file; from 0 to 64. 0
-            records none. To replay auto or token_recycling later, record the top 8 tokens.
+        top: Number of most likely tokens to record per position, in a second file; from 0 to 64;
+            0 records none. To replay auto or token_recycling later, record the top 8 tokens.
     """
     require_range("record", "batch", batch, 1)
     require_writable(out)

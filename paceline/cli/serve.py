@@ -80,7 +80,7 @@ class ServerEngine(EngineOptions):
         cache_gib: Maximum size of the KV cache in GiB; above 0. If the cache is full, requests
             wait. Default: most of the available memory.
         keep_prefixes: Number of finished requests whose KV cache is kept, so that prompts with the
-            same prefix can reuse it; at least 0. 0 disables prefix caching.
+            same prefix can reuse it; at least 0; 0 disables prefix caching.
 
     Raises:
         ConfigError: A value is out of range.

@@ -134,7 +134,7 @@ class Settings:
             model's context length.
         max_body: Maximum size of a request body, in KiB; at least 1.
         max_logprobs: Maximum number of top-k tokens reported per position; at least 0.
-        timeout: Time limit per request in seconds, including waiting time; at least 0. 0 disables
+        timeout: Time limit per request in seconds, including waiting time; at least 0; 0 disables
             the limit.
         allow_drafter: Additional drafter spec that requests may select, even if it uses files;
             repeatable. Default: none.

@@ -37,7 +37,7 @@ class ModelOptions:
         batch_invariant: Make answers bit-identical regardless of the drafts and of the other
             requests in the batch; auto enables this if it slows forward passes by less than 5 %.
         unpack: Convert a GGUF file to a bfloat16 checkpoint and store it in the cache; --no-unpack
-            computes with the file's packed weights on any CPU. Default: convert only if the
+            runs the file's packed weights, whatever the processor. Default: convert only if the
             processor has neither AVX512_BF16 nor AMX.
         weights: On a CPU, pack the weights of a safetensors checkpoint as q8_0 or q4_k. Packing
             changes the model. Default: the weights are not packed.

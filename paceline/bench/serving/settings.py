@@ -47,7 +47,7 @@ class LoadOptions:
         requests: Number of requests per load; at least 0. With 0, each user sends two requests, and
             at least eight are sent in total.
         max_batch: Maximum number of answers that the server generates at a time; at least 0.
-            Further requests wait. 0 uses the largest number of users.
+            Further requests wait. With 0, the maximum is the largest number of users.
         transport: 'http' starts a server in this process; 'direct' uses the engine's asyncio calls.
 
     Raises:

@@ -31,7 +31,7 @@ class RecordConfig:
         answers: File written by `paceline record`, used instead of prompts. The command takes the
             answers and the sampling settings from this file. Default: none.
         skip_every: Leave out every n-th line of each input file, so that you can evaluate the head
-            on these lines later; at least 0. 0 leaves out none.
+            on these lines later; at least 0; 0 leaves out none.
         keep: Probability that a position of a mixed sequence keeps the target's token instead of a
             draft token (the paper's r); at least 0 and less than 1. The higher this probability,
             the more the training inputs resemble those in decoding.

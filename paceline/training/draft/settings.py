@@ -62,18 +62,18 @@ class DraftTraining(TrainingSettings):
         reads_at: For "eagle": depth of a second target layer whose hidden states the draft model
             reads. The depth is a fraction of the target's number of layers, from 0 to 1. With 0,
             the draft model reads only the target's last layer.
-        hidden: Hidden size, a multiple of 32. 0 uses the target's hidden size, or 96 for
+        hidden: Hidden size, a multiple of 32; 0 uses the target's hidden size, or 96 for
             "independent". "eagle3" always uses the hidden size of the target.
-        layers: Number of decoder layers; at least 0. 0 uses 2 layers for "eagle", 3 for
+        layers: Number of decoder layers; at least 0; 0 uses 2 layers for "eagle", 3 for
             "independent" and 1 for "eagle3".
-        neurons: Size of each feed-forward layer; at least 0. 0 uses 4/3 of the hidden size for
+        neurons: Size of each feed-forward layer; at least 0; 0 uses 4/3 of the hidden size for
             "eagle", 4 times the hidden size for "independent", and the target's size for "eagle3".
         start: Start from the shape and the weights of this draft model; not for "eagle3". Default:
             none.
         minutes: Training time in minutes, including validation; above 0. When you resume a run, you
             can set a different time.
         coverage: Share of the training text that the reduced draft vocabulary must cover; above 0,
-            at most 1. 1 keeps the whole vocabulary.
+            at most 1; 1 keeps the whole vocabulary.
         length: Number of draft tokens per chain in the evaluation; at least 1.
         context: Maximum number of tokens per text chunk; at least 8.
         answers: Share of the training steps that use recorded answers; from 0 to 1. The first steps

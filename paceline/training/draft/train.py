@@ -176,8 +176,8 @@ def reduced_vocabulary(data: DraftData, vocab_size: int, coverage: float) -> NDA
     Args:
         data: Training texts.
         vocab_size: Vocabulary size of the target.
-        coverage: Fraction of the training tokens to cover; above 0, at most 1. 1 returns the whole
-            vocabulary.
+        coverage: Fraction of the training tokens to cover; above 0, at most 1. With 1, the
+            whole vocabulary is returned.
     """
     if coverage >= 1:
         return np.arange(vocab_size)
