@@ -74,8 +74,8 @@ class LLM(ChatFacade):
             steps as captured graphs. "auto" (default) uses fixed shapes on CUDA only. Models with
             recurrent layers never use fixed shapes.
         cache_gib: Maximum memory for the KV cache in GiB; above 0. Requests wait when the cache is
-            full. On a GPU, the engine allocates all of this memory at once. Default: the cache
-            grows as needed, up to most of the available memory.
+            full. On a GPU, the engine allocates all of this memory at the start. Default: the
+            cache grows as needed, up to most of the available memory.
         keep_prefixes: Number of finished requests that stay in the KV cache; at least 0. A new
             prompt that starts with the same tokens as one of them, such as the next turn of a
             conversation, reuses the cached keys and values (prefix caching). The model's weights

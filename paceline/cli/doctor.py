@@ -71,7 +71,7 @@ def doctor(
 
 
 def _measure(llm: LLM) -> None:
-    """Measure the costs of forward passes, and say if an earlier measurement is kept."""
+    """Measure forward passes, and report if an earlier measurement is kept."""
     assert llm.costs is not None, "no ranks"
     before = llm.costs.recall()
     if llm.costs.measure() == before:

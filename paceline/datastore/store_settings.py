@@ -23,7 +23,7 @@ SORT_BYTES_PER_TOKEN = 12
 MIN_SHARD_TOKENS = 1 << 10  # Smallest maximum size of a shard.
 # A shard is merged with the next smaller shards unless it has this many times their tokens.
 MERGE_RATIO = 4
-# Share of the appended outputs that is dropped at once, as a divisor of their maximum size.
+# Share of the appended outputs that are dropped together, as a divisor of their maximum size.
 DROP_SHARE = 4
 MIN_ROOM = 1 << 16  # Minimum number of tokens by which a new shard's buffer grows.
 ROOM_SHARE = 8  # Share by which this buffer grows, as a divisor of its size.

@@ -192,7 +192,7 @@ class DraftBudget:
         self._check_curve(lambda: self._newest is not None and self._newest.confirms_curve)
 
     def check_loaded(self) -> None:
-        """Check a loaded cost curve immediately, so that no answer waits for the check."""
+        """Check a cost curve loaded from disk immediately, before an answer needs it."""
         self._seconds_used += TIMING.loaded_pause_s
         self._check_curve(lambda: False)
 

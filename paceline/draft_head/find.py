@@ -19,7 +19,8 @@ class DraftHeads:
     """Loads or fits the draft heads of one engine when a drafter first needs them.
 
     On a GPU, the fit runs in portions between the steps of the engine, so that no answer waits for
-    the whole fit. On a CPU, a portion takes much longer than a step, so the whole fit runs at once.
+    the whole fit. On a CPU, a portion takes much longer than a step, so the fit runs without a
+    pause.
 
     Args:
         model: Target model.
@@ -60,7 +61,7 @@ class DraftHeads:
         return self._find(file)
 
     def finish(self, drafter: Drafter) -> None:
-        """Load a drafter's draft head, or complete its fit at once."""
+        """Load a drafter's draft head, or complete its fit before returning."""
         if drafter.num_head_tokens():
             if drafter.draft_head is None and self._portions is not None:
                 portions, self._portions = self._portions, None

@@ -66,7 +66,10 @@ class DrafterEntry:
         return drafter_class
 
     def describe(self) -> str:
-        """Return the one-line description; import the class if none is registered."""
+        """Return the one-line description of the drafter.
+
+        If no description is registered, the class is imported and its docstring is used.
+        """
         return self.summary or (self.load().__doc__ or "").strip().partition("\n")[0]
 
     def options(self) -> Any:

@@ -246,7 +246,7 @@ class Engine(SharedSteps):
                     self.withdraw([self._withdrawn.popleft() for _ in range(len(self._withdrawn))])
 
     def check_loaded_costs(self) -> None:
-        """Check a cost curve loaded from disk, so that no answer waits for the check.
+        """Check a cost curve loaded from disk immediately, before an answer needs it.
 
         The method does nothing if the caller passed the curve, if this engine measured it, or if no
         curve is needed.

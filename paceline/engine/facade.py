@@ -73,7 +73,7 @@ class EngineFacade:
         return self._engine.costs
 
     def check_loaded_costs(self) -> None:
-        """Check a cost curve loaded from disk, so that no answer waits for the check.
+        """Check a cost curve loaded from disk immediately, before an answer needs it.
 
         Without this call, the engine checks the curve after using it for one second. The first
         answer loads the curve, so call the method after that answer.

@@ -83,7 +83,7 @@ class Turn:
 
 
 def _is_free(lock: Lock) -> bool:
-    """Return whether this thread can acquire a lock at once."""
+    """Return whether this thread can acquire a lock without waiting."""
     if not lock.acquire(blocking=False):
         return False
     lock.release()

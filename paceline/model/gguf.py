@@ -104,7 +104,7 @@ def read_tokenizer(path: Path, metadata: dict[str, Any], config: PreTrainedConfi
 
 
 def architecture_values(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata for a file's architecture, without the prefix of the keys.
+    """Return the metadata for a file's architecture, with the keys' prefix removed.
 
     For example, the key `llama.block_count` becomes `block_count`.
     """

@@ -145,7 +145,8 @@ class ThresholdRule(LengthRule):
     def early_confidence(self, chain: Chain, index: int) -> float:
         """Return a first estimate for a token whose confidence is not yet known.
 
-        By default, the estimate is 1, because most rules know a new token's confidence at once.
+        By default, the estimate is 1, because most rules know a new token's confidence
+        immediately.
 
         Args:
             chain: Chain that contains the token.

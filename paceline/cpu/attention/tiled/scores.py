@@ -187,7 +187,7 @@ def _add_bias(call: AttentionCall, tile: QueryTile, row: int, column: int, membe
 
 @inlined
 def _arrange(tile: QueryTile, row: int, column: int, low: int, shared: int) -> int:
-    """Sort a query's scores by rank, which removes the scores of hidden keys.
+    """Move a query's scores of visible keys to the front of its row, ordered by rank.
 
     A key is hidden if the query does not see it. The rank of any other key is its index among the
     keys that the query sees. At first, the row of scores contains all keys in text order, from the
