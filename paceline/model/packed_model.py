@@ -144,7 +144,7 @@ class _WeightLoader:
         return conversion_of(self._table.architecture, self._model, self._table.tensors)
 
     def load(self, name: str) -> Tensor:
-        """Return a weight, packed if its module computes with packed weights."""
+        """Return a weight, packed if its module uses packed weights."""
         weight = self._table.weights[name]
         entries = [self._table.tensors[tensor] for tensor in weight.tensors]
         blocks = [
