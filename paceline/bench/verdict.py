@@ -14,11 +14,28 @@ _PLAIN = f"plain decoding ({NONE})"
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """A drafter's speed relative to plain decoding, in elapsed time and in CPU time."""
+    """A drafter's speed relative to plain decoding, in elapsed time and in CPU time.
+
+    Attributes:
+        method: Drafter spec.
+        elapsed: Ratio of tokens per second.
+        cpu: Ratio of tokens per second of CPU time.
+        tokens_per_forward: Tokens per request and forward pass; None if not known.
+    """
 
     method: str
     elapsed: float
     cpu: float
+    tokens_per_forward: float | None
+
+    @property
+    def is_faster(self) -> bool:
+        """Return whether the drafter saved time.
+
+        Without accepted drafts, a drafter saves no time, so a higher speed is chance.
+        """
+        accepted = self.tokens_per_forward is None or round(self.tokens_per_forward, 2) > 1
+        return self.elapsed >= 1 and accepted
 
     @property
     def difference(self) -> float:
@@ -61,7 +78,8 @@ def _comparisons(result: BenchResult) -> list[_Comparison]:
         cpu = (row.cpu_speedup or 0) / (plain.cpu_speedup or 1)
         # Processor time says little about the speed of an accelerator.
         known = cpu and result.environment.accelerator is None
-        drafters.append(_Comparison(row.method, elapsed, cpu if known else elapsed))
+        cpu = cpu if known else elapsed
+        drafters.append(_Comparison(row.method, elapsed, cpu, row.tokens_per_forward))
     return drafters
 
 
@@ -76,11 +94,12 @@ def _disturbed(drafters: list[_Comparison], repeats: int) -> str:
 
 
 def _ranking(drafters: list[_Comparison]) -> str:
-    best = max(drafters, key=lambda drafter: drafter.elapsed)
     slower = ", ".join(str(drafter) for drafter in drafters if drafter.elapsed < 1)
     others = f" Slower than plain decoding: {slower}." if slower else ""
-    if best.elapsed < 1:
+    faster = [drafter for drafter in drafters if drafter.is_faster]
+    if not faster:
         return f"No drafter is faster than {_PLAIN} here.{others}"
+    best = max(faster, key=lambda drafter: drafter.elapsed)
     name = best.method if len(drafters) == 1 else f"The fastest drafter, {best.method},"
     return f"{name} is {best.elapsed:.2f}x as fast as {_PLAIN} here.{others}"
 

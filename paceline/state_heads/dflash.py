@@ -1,4 +1,4 @@
-"""Load a DFlash head, which predicts a block of tokens per pass (Chen et al. 2026).
+"""Load a DFlash head, which predicts a token block per pass (Chen et al. 2026).
 
 The head consists of Qwen3 layers. The input is a block: the newest token, followed by mask tokens.
 Each layer attends to the block, and to keys and values computed from the target's hidden states.
