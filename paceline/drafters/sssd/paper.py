@@ -17,25 +17,13 @@ depends on the share. The fixed weights are those of the authors' code:
 A heap merges the five trees: the token with the highest score is added next. If two sources propose
 a token, the higher score applies.
 
-For example, suppose that the newest tokens are "1 2". The request contains "1 2 3" twice, "1 2 4"
-once, and no other 2. In the datastore, 9 of 10 matches of "1 2" continue with 4, and one continues
-with 5. The heap then contains these entries:
+For example, the newest tokens are "1 2". The request contains "1 2 3" twice, "1 2 4" once, and no
+other 2. In the datastore, 9 of 10 matches of "1 2" continue with 4. The heap first contains 4 from
+the datastore (0.9), 3 with m=2 (0.6 * 2/3 = 0.4) and 3 with m=1 (0.4), and less likely tokens.
 
-    token    source         score
-    4        datastore      0.9
-    3        request m=2    0.4
-    3        request m=1    0.4
-    4        request m=2    0.2
-    4        request m=1    0.2
-    5        datastore      0.1
-
-The score 0.4 is 0.6 * 2/3, because 2 of 3 matches in the request continue with 3.
-
-1. The drafter adds 4 from the datastore to the tree. The children of 4 enter the heap with the
-   scores 0.9 * share. In this example, their scores are below 0.4.
-2. The drafter adds 3 (m=2). The children of 3 enter the heap with the scores 0.4 * 0.8 * share.
-3. The next entry is 3 (m=1). This token is already in the tree, so only its children enter the
-   heap, with the scores 0.4 * 0.7 * share.
+1. Add 4 to the tree. Its children enter the heap with the scores 0.9 * share.
+2. Add 3 (m=2). Its children enter the heap with the scores 0.4 * 0.8 * share.
+3. The next token, 3 (m=1), is already in the tree, so only its children enter the heap.
 """
 
 from __future__ import annotations
