@@ -22,6 +22,7 @@ from tests.support.llama_cpp import HAS_LIBRARY, NO_LIBRARY
 from tests.support.state_heads import random_eagle3
 
 ROOT = Path(__file__).parent.parent
+MAX_README_LINES = 120
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Snippets name real models; the tests run them offline on the embedded one.
 HUB_IDS = {
@@ -72,6 +73,10 @@ def test_links_resolve() -> None:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for link in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", text):
             assert link.startswith("http") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MAX_README_LINES
 
 
 def test_every_drafter_is_on_the_page_for_choosing() -> None:
