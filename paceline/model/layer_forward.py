@@ -102,6 +102,9 @@ def _norm_names(twin: nn.Module) -> tuple[str, ...]:
 def _describe(twin: nn.Module, products: Products) -> DecoderLayer | None:
     """Describe a layer if the backend computes all its modules; otherwise return None."""
     names, others = _names_inside(twin)
+    # A program may have replaced the feed-forward part by another module.
+    if not {name for name, _ in twin.named_modules()}.issuperset((*names, *others, *_NORMS)):
+        return None
     if any("forward" in vars(part) for part in (twin, *map(twin.get_submodule, others))):
         return None
     modules = [twin.get_submodule(name) for name in names]

@@ -83,7 +83,7 @@ def test_refusal_reports_the_row_classes() -> None:
         resolve_batch_invariance(model, True)
     found = resolve_batch_invariance(model, "auto")
     assert not found.on
-    assert "such as layers.0.mlp.down_proj" in found.reason
+    assert "such as model.layers.0.mlp.down_proj" in found.reason
     assert found.details == found.reason
     assert found.min_rows == 1
 

@@ -149,3 +149,20 @@ def test_float32_runs_the_modules() -> None:
     model = copy.deepcopy(make("llama", "sdpa"))
     lm = CachedLM(model, batch_invariant=True, products=Products.of_backend(model, CPU))
     assert not calls_of(lm)
+
+
+def test_layers_with_a_replaced_feed_forward_part_run_their_modules() -> None:
+    class Doubled(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return 2 * self.inner(hidden)  # type: ignore[no-any-return]
+
+    def replace(model: Any) -> None:
+        model.model.layers[1].mlp = Doubled(model.model.layers[1].mlp)
+
+    lm = target("llama", replace)
+    assert not calls_of(lm)
+    assert not torch.equal(logits(lm)[0], logits(target("llama"))[0])
