@@ -35,7 +35,7 @@ def test_every_study_has_a_note(studies: Any, tmp_path: Path) -> None:
     (ratio,) = re.findall(r"([\d.]+) times the time with reuse", turn)
     assert float(ratio) > 1
     assert "prompts of 150 tokens arrive" in gaps
-    assert re.search(r"the server admits [1-9]\d* of them", gaps)
+    assert re.search(r"the server admits [1-9]\d* of these prompts", gaps)
     assert "no answers remained open at the end" in load
     assert json.loads(path.read_text())["notes"] == [turn, gaps, load]
 
