@@ -13,7 +13,7 @@ _PLAIN = f"plain decoding ({NONE})"
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
+class _RelativeSpeed:
     """A drafter's speed relative to plain decoding, in elapsed time and in CPU time.
 
     Attributes:
@@ -62,7 +62,7 @@ def verdict(result: BenchResult) -> list[str]:
     return [words + _small_batch(result)]
 
 
-def _comparisons(result: BenchResult) -> list[_Comparison]:
+def _comparisons(result: BenchResult) -> list[_RelativeSpeed]:
     """Compare every drafter with plain decoding, if plain decoding ran."""
     figures = {
         row.method: row
@@ -79,11 +79,11 @@ def _comparisons(result: BenchResult) -> list[_Comparison]:
         # Processor time says little about the speed of an accelerator.
         known = cpu and result.environment.accelerator is None
         cpu = cpu if known else elapsed
-        drafters.append(_Comparison(row.method, elapsed, cpu, row.tokens_per_forward))
+        drafters.append(_RelativeSpeed(row.method, elapsed, cpu, row.tokens_per_forward))
     return drafters
 
 
-def _disturbed(drafters: list[_Comparison], repeats: int) -> str:
+def _disturbed(drafters: list[_RelativeSpeed], repeats: int) -> str:
     worst = max(drafters, key=lambda drafter: drafter.difference)
     option = "" if repeats >= STEADY_REPEATS else f" with --repeats {STEADY_REPEATS}"
     return (
@@ -93,7 +93,7 @@ def _disturbed(drafters: list[_Comparison], repeats: int) -> str:
     )
 
 
-def _ranking(drafters: list[_Comparison]) -> str:
+def _ranking(drafters: list[_RelativeSpeed]) -> str:
     slower = ", ".join(str(drafter) for drafter in drafters if drafter.elapsed < 1)
     others = f" Slower than plain decoding: {slower}." if slower else ""
     faster = [drafter for drafter in drafters if drafter.is_faster]

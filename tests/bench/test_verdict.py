@@ -12,7 +12,7 @@ from paceline.bench import BenchConfig, BenchResult, markdown
 from paceline.bench.bench_settings import DISTURBED_RATIO, OPPOSITE_RATIO
 from paceline.bench.environment import look_around
 from paceline.bench.timed_calls import AnswerRow, TimedCall
-from paceline.bench.verdict import _Comparison, _ranking, verdict
+from paceline.bench.verdict import _ranking, _RelativeSpeed, verdict
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def test_the_verdict_names_a_batch_that_too_few_prompts_fill() -> None:
 
 def test_a_drafter_without_accepted_drafts_is_never_called_faster() -> None:
     without, with_drafts = (
-        _Comparison("auto", 1.09, 1.07, per_forward) for per_forward in (1.004, 1.2)
+        _RelativeSpeed("auto", 1.09, 1.07, per_forward) for per_forward in (1.004, 1.2)
     )
     assert _ranking([without]) == "No drafter is faster than plain decoding (none) here."
     assert _ranking([with_drafts]) == "auto is 1.09x as fast as plain decoding (none) here."
