@@ -166,7 +166,7 @@ def _forward(
     )
     layers = recorded_layers(requests) if records_states else None
     # The most likely token suffices to verify greedy requests.
-    num_top = max(max(each.top_k for each in drafts), int(is_greedy(requests)))
+    num_top = max(each.top_k for each in drafts) or int(is_greedy(requests))
     if records_states or any(each.batch.draft_head is not None for each in drafts):
         logits = model.forward_with_states(
             requests, trees, layers or (), records_states, chunk, reduced_logits, num_top
