@@ -68,7 +68,7 @@ class GraphPool:
 
 
 class CapturedGraph(Generic[Result]):
-    """A function's device work as a CUDA graph, with inputs and results at fixed addresses.
+    """A function's device work as a CUDA graph; inputs and results keep their addresses.
 
     Args:
         graph: Captured graph.
@@ -95,14 +95,23 @@ class GraphedFunction(Generic[Result]):
         self._function, self._num_calls = function, 0
         self._graph: CapturedGraph[Result] | None = None
 
-    def run(self, memory: GraphMemory[Result] | None) -> Result:
+    def run(self, memory: GraphMemory[Result] | None, give_up: Callable[[str], None]) -> Result:
         """Run the function on the current inputs.
 
         Args:
             memory: Memory for the graph; None runs the function without a graph.
-        Raises:
-            RuntimeError: An operation of the function cannot be captured.
+            give_up: Called with the reason if the function cannot be captured. The function then
+                runs without a graph.
         """
+        try:
+            return self._run(memory)
+        except RuntimeError as error:
+            if memory is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            give_up(str(error).splitlines()[0])
+            return self._function()
+
+    def _run(self, memory: GraphMemory[Result] | None) -> Result:
         self._num_calls += 1
         if memory is None or self._num_calls <= CALLS_BEFORE_CAPTURE:
             return self._function()

@@ -94,7 +94,7 @@ class HeadGraphs:
             self._trees[rows, shape] = tree
         tree.states[:count].copy_(states)
         tree.token_ids[:count].copy_(token_ids)
-        words, levels = self._run(tree)
+        words, levels = tree.graphed.run(self._pool, self._stop_capturing)
         # A copy, because the next drafter of this step may overwrite the result.
         return Pending(
             [words.clone()],
@@ -107,18 +107,15 @@ class HeadGraphs:
         if addresses != self._addresses:
             self._trees.clear()
             self._addresses = addresses
+            if self._pool is not None:
+                self._pool.renew()
 
-    def _run(self, tree: _FixedTree) -> _Levels:
-        try:
-            return tree.graphed.run(self._pool)
-        except RuntimeError as error:
-            if self._pool is None or isinstance(error, torch.OutOfMemoryError):
-                raise
-            self._pool = None
-            self._trees.clear()
-            warnings.warn(
-                "The draft head cannot be captured as a CUDA graph"
-                f" ({str(error).splitlines()[0]}). It runs without graphs, more slowly.",
-                stacklevel=2,
-            )
-            return tree.graphed.run(None)
+    def _stop_capturing(self, reason: str) -> None:
+        """Stop using CUDA graphs for this draft head, and warn."""
+        self._pool = None
+        self._trees.clear()
+        warnings.warn(
+            f"The draft head cannot be captured as a CUDA graph ({reason}). It runs without graphs,"
+            " more slowly.",
+            stacklevel=2,
+        )

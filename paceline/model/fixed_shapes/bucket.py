@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -69,15 +70,9 @@ class Bucket(ABC):
         self._owner, self._key = owner, key
         self._graphed = GraphedFunction(self._forward)
 
-    def run(self, graphs: BucketGraphs | None) -> BucketOutput:
-        """Run a forward pass on the current inputs.
-
-        Args:
-            graphs: Memory for captured graphs; None runs the forward pass without capturing it.
-        Raises:
-            RuntimeError: An operation cannot be captured.
-        """
-        return self._graphed.run(graphs)
+    def run(self, graphs: BucketGraphs | None, give_up: Callable[[str], None]) -> BucketOutput:
+        """Run a forward pass on the current inputs; see `GraphedFunction.run`."""
+        return self._graphed.run(graphs, give_up)
 
     @abstractmethod
     def _prepare(self) -> BucketArguments:

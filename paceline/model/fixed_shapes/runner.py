@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -142,26 +141,20 @@ class FixedShapeRunner:
         return all(layer.is_initialized for layer in self._cache.layers)
 
     def _run(self, bucket: Bucket) -> BucketOutput:
-        try:
-            return bucket.run(self._graphs)
-        except RuntimeError as error:
-            if self._graphs is None or isinstance(error, torch.OutOfMemoryError):
-                raise
-            self._stop_capturing(error)
-            return bucket.run(None)
+        return bucket.run(self._graphs, self._stop_capturing)
 
     def _drop_buckets(self) -> None:
         self._buckets.clear()
         if self._graphs is not None:
             self._graphs.renew_pool()
 
-    def _stop_capturing(self, error: RuntimeError) -> None:
+    def _stop_capturing(self, reason: str) -> None:
         """Stop using CUDA graphs for this model, and warn."""
         self._graphs = None
         self._buckets.clear()
         warnings.warn(
             f"{self._owner.architecture.name}: the forward pass cannot be captured as a CUDA graph"
-            f" ({str(error).splitlines()[0]}). It runs without graphs, more slowly.",
+            f" ({reason}). It runs without graphs, more slowly.",
             stacklevel=2,
         )
 
