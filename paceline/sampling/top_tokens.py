@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from torch import Tensor
-
 from paceline.backend.resolve import topk_tokens
 from paceline.core.node_logits import NodeLogits, TopLogits
 from paceline.core.tree import IntArray
-from paceline.util.device_copies import upload
+from paceline.util.device_copies import select_rows
 
 
 def find_top_tokens(
@@ -47,14 +45,9 @@ def top_tokens_at(
     """
     rows = [start + node for start, own in zip(logits.starts, nodes, strict=True) for node in own]
     found = _found(logits, count)
-
-    def select(tensor: Tensor) -> Tensor:
-        is_all = rows == list(range(len(tensor)))
-        return tensor if is_all else tensor[upload(tensor.device, rows)[0]]
-
     if found is not None:
-        return found.rows(select)
-    return TopLogits(*topk_tokens(select(logits.flat), count), vocabulary_ids)
+        return found.rows(lambda tensor: select_rows(tensor, rows))
+    return TopLogits(*topk_tokens(select_rows(logits.flat, rows), count), vocabulary_ids)
 
 
 def _found(logits: NodeLogits, count: int) -> TopLogits | None:

@@ -60,6 +60,17 @@ def upload(device: torch.device, *values: NDArray[Any] | Sequence[int]) -> list[
     ]
 
 
+def select_rows(tensor: Tensor, rows: list[int]) -> Tensor:
+    """Return rows of a tensor without waiting for its device.
+
+    Args:
+        tensor: Tensor [n, ...].
+        rows: Indices of the rows. If they are 0 to n - 1, the function returns the tensor itself.
+    """
+    is_all = rows == list(range(len(tensor)))
+    return tensor if is_all else tensor[upload(tensor.device, rows)[0]]
+
+
 def fetch(*tensors: Tensor) -> list[NDArray[Any]]:
     """Copy tensors from a device to the CPU, waiting for the device only once.
 

@@ -38,7 +38,7 @@ from paceline.drafters.shared.trees import outcome_of
 from paceline.model.cached_lm import CachedLM
 from paceline.sampling import sampler
 from paceline.sampling.top_tokens import top_tokens_at
-from paceline.util.device_copies import fetch, upload
+from paceline.util.device_copies import fetch, select_rows
 
 __all__ = ["DraftModel", "DraftModelOptions"]
 
@@ -282,8 +282,7 @@ def predicted_rows(scores: Tensor, questions: Sequence[DraftForwardInput | None]
         for row, question in enumerate(questions)
         for position in (question.predicted if question else ())
     ]
-    flat = scores.flatten(0, 1)
-    return flat if rows == list(range(len(flat))) else flat[upload(flat.device, rows)[0]]
+    return select_rows(scores.flatten(0, 1), rows)
 
 
 def _by_request(
